@@ -1,0 +1,63 @@
+# Every target makes .venv when it has to. Another interpreter: PYTHON=python3.12 make test
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+INSTALL := -c constraints.txt -e '.[dev]'
+
+# A PYTHON that was asked for and did not make .venv makes it anew; unasked, any .venv will do.
+ifeq ($(origin PYTHON),file)
+MADE := $(VENV)/.made
+else
+MADE := $(VENV)/.made-with-$(subst /,-,$(PYTHON))
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint types format clean
+
+help: ## say what each target does
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: $(INSTALLED) ## run the demonstration, on data that come with it
+	@echo "==> nullbayes demo"
+	@$(BIN)/nullbayes demo
+
+test: $(INSTALLED) ## run the tests and the doctests, without the slow ones
+	@echo "==> tests and doctests (the slow ones: make test-all)"
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: $(INSTALLED) ## run all of them
+	@echo "==> all tests and doctests"
+	@$(BIN)/python -m pytest -q
+
+lint: $(INSTALLED) ## check style and formatting
+	@echo "==> ruff check, ruff format --check"
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || \
+		{ echo "Files are not formatted: make format"; $(BIN)/ruff format --check .; exit 1; }
+
+types: $(INSTALLED) ## check the types of the library
+	@echo "==> mypy"
+	@$(BIN)/mypy
+
+format: $(INSTALLED) ## format the code, and repair what can be repaired by rule
+	@echo "==> ruff check --fix, ruff format"
+	@$(BIN)/ruff check --quiet --fix --exit-zero .
+	@$(BIN)/ruff format .
+
+clean: ## remove .venv, the caches and the build outputs
+	@echo "==> removing $(VENV), caches and build outputs"
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(MADE):
+	@echo "==> making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $(VENV)/.made $(VENV)/.made-with-$(subst /,-,$(PYTHON))
+
+$(INSTALLED): pyproject.toml constraints.txt $(MADE)
+	@echo "==> installing nullbayes and its tools into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(INSTALL) || \
+		{ echo "To see more: $(BIN)/python -m pip install $(INSTALL)"; exit 1; }
+	@touch $@

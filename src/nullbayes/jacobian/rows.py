@@ -1,0 +1,258 @@
+r"""The Jacobians of a network on its training data, as rows.
+
+``OutputJacobian`` has one row for each output of each example, ``LossJacobian`` one gradient of the loss for each
+example. Both can hold their rows, form them again block by block, or only multiply with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from nullbayes.errors import SettingsError
+from nullbayes.jacobian.data import BatchFn, Examples
+from nullbayes.jacobian.layers import LayerRows
+from nullbayes.jacobian.network import Network, Selection
+from nullbayes.jacobian.products import pull, push
+from nullbayes.likelihoods import Likelihood, LossFn, resolve
+from nullbayes.linalg.held import DensePiece, HeldBlock, HeldRows, OuterPiece, Piece
+from nullbayes.linalg.matrix_free import ProductBlock
+from nullbayes.linalg.rows import Block, Rows
+from nullbayes.types import RowFunction
+
+Storage = Literal["form", "products"]
+_FORM_ENTRIES = 2**26  # entries of plain rows formed at a time
+_PRODUCT_EXAMPLES = 8192  # examples times vectors in one differentiation
+
+
+class JacobianRows(Rows):
+    """Rows that are derivatives of a function of the parameters on each example.
+
+    Parameters
+    ----------
+    network, examples, likelihood
+        Whose derivatives, on which data.
+    function : RowFunction
+        ``(flat parameters, inputs, targets) -> (n, granule)``.
+    granule : int
+        Rows an example has.
+    storage : "form" or "products"
+        What a block is: its entries, formed when it is asked for; or two products, by JVP and VJP, that never form it.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        examples: Examples,
+        likelihood: Likelihood,
+        function: RowFunction,
+        *,
+        granule: int,
+        storage: Storage = "form",
+    ) -> None:
+        if storage not in ("form", "products"):
+            msg = f'storage must be "form" or "products", not {storage!r}; .keep() holds all rows.'
+            raise SettingsError(msg)
+        self.network, self.examples, self.likelihood, self.function = network, examples, likelihood, function
+        self.granule, self.storage = granule, storage
+        self.n_rows, self.n_columns = len(examples) * granule, network.n_parameters
+        self.dtype, self.device = network.dtype, network.device
+        self._layers = LayerRows(network, function, *examples.read(0, min(3, len(examples))))
+
+    @property
+    def route(self) -> str:
+        """Say how the rows come about."""
+        return "jvp and vjp" if self.storage == "products" else self._layers.route
+
+    def block(self, start: int, stop: int) -> Block:
+        """Return the rows of whole examples."""
+        first, last = start // self.granule, stop // self.granule
+        if self.storage == "form":
+            like = self.network.theta.new_empty(0)
+            return HeldBlock(self._form(first, last), stop - start, self.n_columns, self.granule, like)
+        return ProductBlock(
+            n_rows=stop - start,
+            forward=lambda vectors: self._push(vectors, first, last),
+            transposed=lambda vectors: self._pull(vectors, first, last),
+            like=self.network.theta.new_empty(0),
+        )
+
+    def keep(self) -> Rows:
+        """Return the same rows, held in memory: factors for linear layers, entries for the rest."""
+        pieces = self._form(0, len(self.examples))
+        return HeldRows(
+            pieces, n_rows=self.n_rows, n_columns=self.n_columns, like=self.network.theta, granule=self.granule,
+            block_rows=self.block_rows,
+        )  # fmt: skip
+
+    def kept_bytes(self) -> int:
+        """Return the bytes that :meth:`keep` takes."""
+        return sum(sizes for sizes, *_ in self._piece_costs()) * len(self.examples) * self.dtype.itemsize
+
+    def gram_cost(self) -> float:
+        """Return the floating-point operations behind one entry of a Gram matrix."""
+        return sum(gram for _, gram, _ in self._piece_costs())
+
+    def product_cost(self) -> float:
+        """Return the floating-point operations of one row times one vector."""
+        return sum(product for _, _, product in self._piece_costs())
+
+    def _piece_costs(self) -> list[tuple[int, float, float]]:
+        """Return numbers held an example, and the two costs, for each piece of one example."""
+        return [(_numbers(piece), *piece.costs()) for piece in self._layers.pieces(*self.examples.read(0, 1))]
+
+    def _form(self, first: int, last: int) -> tuple[Piece, ...]:
+        """Form the rows of a range of examples, a chunk at a time, into tensors of the final size."""
+        plain = sum(stop - start for start, stop in self._layers.rest)
+        size = max(1, min(512, _FORM_ENTRIES // max(1, plain * self.granule)))
+        whole: list[Piece] = []
+        for start, stop in self.examples.ranges(size, first, last):
+            part = self._layers.pieces(*self.examples.read(start, stop))
+            if not whole:
+                whole = [_allocate(piece, last - first, self.granule) for piece in part]
+            rows = slice((start - first) * self.granule, (stop - first) * self.granule)
+            for target, piece in zip(whole, part, strict=True):
+                _fill(target.take(rows), piece)
+        return tuple(whole)
+
+    def _chunks(self, n_vectors: int, first: int, last: int) -> Iterable[tuple[int, int]]:
+        return self.examples.ranges(max(1, _PRODUCT_EXAMPLES // max(1, n_vectors)), first, last)
+
+    def _push(self, vectors: Tensor, first: int, last: int) -> Tensor:  # (S, P) -> (S, m)
+        parts = [
+            push(self.function, self.network.theta, *self.examples.read(a, b), vectors).flatten(1)
+            for a, b in self._chunks(len(vectors), first, last)
+        ]
+        return torch.cat(parts, dim=1)
+
+    def _pull(self, weights: Tensor, first: int, last: int) -> Tensor:  # (S, m) -> (S, P)
+        weights = weights.reshape(len(weights), last - first, self.granule)
+        result = weights.new_zeros(len(weights), self.n_columns)
+        for a, b in self._chunks(len(weights), first, last):
+            part = weights[:, a - first : b - first]
+            result += pull(self.function, self.network.theta, *self.examples.read(a, b), part)
+        return result
+
+
+def _numbers(piece: Piece) -> int:
+    tensors = (piece.activations, piece.gradients) if isinstance(piece, OuterPiece) else (piece.matrix,)  # type: ignore[attr-defined]
+    return sum(t.numel() for t in tensors)
+
+
+def _allocate(piece: Piece, n_examples: int, granule: int) -> Piece:
+    if isinstance(piece, OuterPiece):
+        a, g = piece.activations, piece.gradients
+        return OuterPiece(
+            a.new_empty(n_examples, *a.shape[1:]),
+            g.new_empty(n_examples, *g.shape[1:]),
+            piece.weight,
+            piece.bias,
+        )
+    assert isinstance(piece, DensePiece)
+    return DensePiece(piece.matrix.new_empty(n_examples * granule, piece.matrix.shape[1]), piece.column)
+
+
+def _fill(target: Piece, piece: Piece) -> None:
+    if isinstance(target, OuterPiece) and isinstance(piece, OuterPiece):
+        target.activations.copy_(piece.activations)
+        target.gradients.copy_(piece.gradients)
+    elif isinstance(target, DensePiece) and isinstance(piece, DensePiece):
+        target.matrix.copy_(piece.matrix)
+
+
+def _open(
+    model: nn.Module | Network,
+    loader: Iterable[Any] | Examples,
+    likelihood: str | Likelihood | LossFn,
+    parameters: Selection,
+    batch_fn: BatchFn | None,
+) -> tuple[Network, Examples, Likelihood]:
+    """Check model, data and likelihood against each other, and fit what the likelihood takes from the data."""
+    network = model if isinstance(model, Network) else Network(model, parameters)
+    examples = loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device)
+    network.check_examples(examples.read(0, min(8, len(examples)))[0])
+    chosen = resolve(likelihood)
+    outputs, targets = [], []
+    for start, stop in examples.ranges(1024):
+        x, y = examples.read(start, stop)
+        outputs.append(network.outputs(x))
+        targets.append(y)
+        chosen.check(outputs[-1], y)
+        if not torch.isfinite(outputs[-1]).all():
+            msg = f"The network answers NaN or Inf on training examples {start} to {stop}."
+            raise SettingsError(msg)
+    return network, examples, chosen.fitted(torch.cat(outputs), torch.cat(targets))
+
+
+class OutputJacobian(JacobianRows):
+    r"""One row for each output of each example: :math:`\partial f_o(\theta, x_n) / \partial \theta`.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The trained network.
+    loader : iterable of batches
+        The training data, in fixed order.
+    likelihood : str, Likelihood or callable
+        Checked against outputs and targets; gives the Hessian.
+    hessian : bool
+        Scale the rows of each example by a root of the likelihood's Hessian in output space, so that
+        :math:`A^\top A` is the generalized Gauss-Newton matrix proper. The paper's default is the identity.
+    parameters, batch_fn, storage
+        See :class:`Network <nullbayes.jacobian.network.Network>` and :class:`JacobianRows`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Network,
+        loader: Iterable[Any] | Examples,
+        likelihood: str | Likelihood | LossFn = "classification",
+        *,
+        hessian: bool = False,
+        parameters: Selection = None,
+        batch_fn: BatchFn | None = None,
+        storage: Storage = "form",
+    ) -> None:
+        network, examples, fitted = _open(model, loader, likelihood, parameters, batch_fn)
+
+        def outputs(flat: Tensor, x: Any, y: Tensor) -> Tensor:
+            return network(flat, x)
+
+        def scaled(flat: Tensor, x: Any, y: Tensor) -> Tensor:
+            root = fitted.hessian_root(network(network.theta, x), y).detach()
+            return (root @ network(flat, x)[..., None])[..., 0]
+
+        self.hessian = hessian
+        width = network.outputs(examples.read(0, 1)[0]).shape[1]
+        function: Callable[..., Tensor] = scaled if hessian else outputs
+        super().__init__(network, examples, fitted, function, granule=width, storage=storage)
+
+
+class LossJacobian(JacobianRows):
+    r"""One row for each example: the gradient of its loss, :math:`\partial \ell(f(\theta, x_n), y_n)/\partial \theta`.
+
+    Parameters
+    ----------
+    model, loader, likelihood, parameters, batch_fn, storage
+        As for :class:`OutputJacobian`; the likelihood may be any per-example loss ``(outputs, targets) -> (n,)``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | Network,
+        loader: Iterable[Any] | Examples,
+        likelihood: str | Likelihood | LossFn = "classification",
+        *,
+        parameters: Selection = None,
+        batch_fn: BatchFn | None = None,
+        storage: Storage = "form",
+    ) -> None:
+        network, examples, fitted = _open(model, loader, likelihood, parameters, batch_fn)
+
+        def losses(flat: Tensor, x: Any, y: Tensor) -> Tensor:
+            return fitted.loss(network(flat, x), y)[:, None]
+
+        super().__init__(network, examples, fitted, losses, granule=1, storage=storage)

@@ -1,0 +1,95 @@
+"""Rows known by their products alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import SettingsError
+from nullbayes.linalg.held import DenseRows
+from nullbayes.linalg.rows import Block, Rows, symmetric
+
+
+@dataclass(frozen=True)
+class ProductBlock(Block):
+    """Some rows as two functions; entries, if asked for, come from products with unit vectors."""
+
+    n_rows: int
+    forward: Callable[[Tensor], Tensor]  # (S, P) -> (S, m)
+    transposed: Callable[[Tensor], Tensor]  # (S, m) -> (S, P)
+    like: Tensor  # dtype and device
+
+    def mv(self, vectors: Tensor) -> Tensor:
+        """Multiply: ``vectors @ B.T``."""
+        return self.forward(vectors)
+
+    def rmv(self, vectors: Tensor) -> Tensor:
+        """Multiply with the transpose: ``vectors @ B``."""
+        return self.transposed(vectors)
+
+    def dense(self) -> Tensor:
+        """Return the entries: the transpose times the identity."""
+        return self.transposed(torch.eye(self.n_rows, dtype=self.like.dtype, device=self.like.device))
+
+    def gram(self, dtype: torch.dtype) -> Tensor:
+        """Return ``B @ B.T`` with two tiles of entries in memory at a time."""
+        eye = torch.eye(self.n_rows, dtype=self.like.dtype, device=self.like.device)
+
+        def cross(rows: slice, columns: slice) -> Tensor:
+            return self.transposed(eye[rows]).to(dtype) @ self.transposed(eye[columns]).to(dtype).T
+
+        return symmetric(self.n_rows, 1, cross, dtype=dtype, device=self.like.device)
+
+
+class MatrixFreeRows(Rows):
+    """A matrix known by two functions that multiply with a range of its rows.
+
+    Parameters
+    ----------
+    jvp : callable (vectors (S, P), rows: slice) -> (S, m)
+        ``vectors @ A[rows].T``
+    vjp : callable (vectors (S, m), rows: slice) -> (S, P)
+        ``vectors @ A[rows]``
+    n_rows, n_columns : int
+        The shape of the matrix.
+    block_rows : int, optional
+        The block size that a projector takes when it is not told another.
+    dtype, device
+        Of the vectors that the functions take.
+    """
+
+    def __init__(
+        self,
+        jvp: Callable[[Tensor, slice], Tensor],
+        vjp: Callable[[Tensor, slice], Tensor],
+        *,
+        n_rows: int,
+        n_columns: int,
+        block_rows: int | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if n_rows < 1 or n_columns < 1:
+            msg = f"A matrix needs at least one row and one column, not {n_rows} and {n_columns}."
+            raise SettingsError(msg)
+        self._jvp, self._vjp = jvp, vjp
+        self.n_rows, self.n_columns, self.block_rows = n_rows, n_columns, block_rows
+        self.dtype = dtype if dtype is not None else torch.get_default_dtype()
+        self.device = torch.device(device)
+
+    def block(self, start: int, stop: int) -> Block:
+        """Return rows ``start`` to ``stop`` as products."""
+        where = slice(start, stop)
+        return ProductBlock(
+            n_rows=stop - start,
+            forward=lambda vectors: self._jvp(vectors, where),
+            transposed=lambda vectors: self._vjp(vectors, where),
+            like=torch.empty(0, dtype=self.dtype, device=self.device),
+        )
+
+    def keep(self) -> Rows:
+        """Return the same rows with all entries in memory."""
+        return DenseRows(self.dense(), self.block_rows)

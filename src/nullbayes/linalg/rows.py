@@ -1,0 +1,146 @@
+r"""Rows: a matrix :math:`A` of shape (n_rows, n_columns), read block by block.
+
+Everything the projectors know of a network is here: a :class:`Block` of consecutive rows multiplies vectors,
+multiplies with its transpose, gives its Gram matrix, or its entries. Vectors come in batches and lie in rows:
+``V`` is (S, n_columns), ``U`` is (S, m), so :math:`A V^\top` is returned as ``V @ A.T`` of shape (S, m).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import SettingsError
+
+_GRAM_CHUNK = 1000  # rows of a Gram matrix formed at a time: large enough for full speed, small beside the matrix
+
+
+class Block(ABC):
+    """Consecutive rows :math:`B` of a matrix, m of them."""
+
+    n_rows: int
+
+    @abstractmethod
+    def mv(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, m)
+        """Multiply: ``vectors @ B.T``."""
+
+    @abstractmethod
+    def rmv(self, vectors: Tensor) -> Tensor:  # (S, m) -> (S, P)
+        """Multiply with the transpose: ``vectors @ B``."""
+
+    @abstractmethod
+    def dense(self) -> Tensor:  # (m, P)
+        """Return the entries."""
+
+    @abstractmethod
+    def gram(self, dtype: torch.dtype) -> Tensor:  # (m, m)
+        """Return ``B @ B.T``, accumulated in ``dtype``."""
+
+
+class Rows(ABC):
+    """A matrix that is read in blocks of consecutive rows, in any order, as often as one likes.
+
+    Attributes
+    ----------
+    n_rows, n_columns : int
+        The shape of the matrix.
+    dtype, device
+        Of the vectors that it multiplies.
+    granule : int
+        Rows that belong together (the outputs of one example): blocks are cut at multiples of it.
+    block_rows : int or None
+        The block size that a projector takes when it is not told another; None lets it choose.
+    """
+
+    n_rows: int
+    n_columns: int
+    dtype: torch.dtype
+    device: torch.device
+    granule: int = 1
+    block_rows: int | None = None
+
+    @abstractmethod
+    def block(self, start: int, stop: int) -> Block:
+        """Return rows ``start`` to ``stop`` (exclusive)."""
+
+    def gram_cost(self) -> float:
+        """Return the floating-point operations behind one entry of a Gram matrix."""
+        return 2.0 * self.n_columns
+
+    def product_cost(self) -> float:
+        """Return the floating-point operations of one row times one vector."""
+        return 2.0 * self.n_columns
+
+    def kept_bytes(self) -> int:
+        """Return the bytes that :meth:`keep` takes beyond what is already held."""
+        return self.n_rows * self.n_columns * self.dtype.itemsize
+
+    @abstractmethod
+    def keep(self) -> Rows:
+        """Return the same rows, held in memory."""
+
+    def cuts(self, block_rows: int) -> tuple[tuple[int, int], ...]:
+        """Cut the rows into blocks of about ``block_rows``, even in size, none of them dropped."""
+        if block_rows < 1:
+            msg = f"block_rows must be at least 1, not {block_rows}."
+            raise SettingsError(msg)
+        granules = -(-self.n_rows // self.granule)
+        n_blocks = max(1, -(-granules // max(1, block_rows // self.granule)))
+        edges = [min(self.n_rows, granules * i // n_blocks * self.granule) for i in range(n_blocks + 1)]
+        return tuple((a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a)
+
+    def blocks(self, block_rows: int) -> Iterator[tuple[slice, Block]]:
+        """Iterate over the blocks of :meth:`cuts`, in order."""
+        for start, stop in self.cuts(block_rows):
+            yield slice(start, stop), self.block(start, stop)
+
+    @property
+    def walk_rows(self) -> int:
+        """Rows to hold at a time when they are only passed through."""
+        return max(self.granule, min(4096, self.n_rows))
+
+    def mv(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, R)
+        """Multiply: ``vectors @ A.T``."""
+        return torch.cat([block.mv(vectors) for _, block in self.blocks(self.walk_rows)], dim=1)
+
+    def rmv(self, vectors: Tensor) -> Tensor:  # (S, R) -> (S, P)
+        """Multiply with the transpose: ``vectors @ A``."""
+        result = vectors.new_zeros(len(vectors), self.n_columns)
+        for where, block in self.blocks(self.walk_rows):
+            result += block.rmv(vectors[:, where])
+        return result
+
+    def norms(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S,)
+        r"""Return :math:`\|A v\|` for each vector, summed in float64."""
+        total = torch.zeros(len(vectors), dtype=torch.float64, device=vectors.device)
+        for _, block in self.blocks(self.walk_rows):
+            total += block.mv(vectors).double().square().sum(1)
+        return total.sqrt()
+
+    def dense(self) -> Tensor:  # (R, P)
+        """Return all entries."""
+        return torch.cat([block.dense() for _, block in self.blocks(self.walk_rows)])
+
+
+def symmetric(
+    size: int,
+    granule: int,
+    cross: Callable[[slice, slice], Tensor],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:  # (m, m)
+    """Fill a symmetric matrix from its lower triangle, a tile at a time; ``cross(rows, columns)`` gives a tile."""
+    result = torch.empty(size, size, dtype=dtype, device=device)
+    step = max(1, _GRAM_CHUNK // granule) * granule
+    tiles = [slice(start, min(size, start + step)) for start in range(0, size, step)]
+    for i, rows in enumerate(tiles):
+        for columns in tiles[: i + 1]:
+            tile = cross(rows, columns)
+            result[rows, columns] = tile
+            if rows != columns:
+                result[columns, rows] = tile.T
+    return result

@@ -1,0 +1,314 @@
+r"""What every posterior that consists of parameter samples can do: predict, score, check, save.
+
+Directions are stored without the prior precision: sample :math:`s` is :math:`\theta + v_s/\sqrt\alpha`, so the precision
+can change at no cost. A method fills in directions; nothing here knows where they came from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from nullbayes import io, priors
+from nullbayes.errors import FileError, NotFittedError, SettingsError
+from nullbayes.jacobian.data import BatchFn, Examples
+from nullbayes.jacobian.network import Network, Selection
+from nullbayes.likelihoods import Likelihood, LossFn, Regression, resolve
+from nullbayes.posteriors.report import FitCheck
+from nullbayes.predictive import Prediction, mean_nll, predict, sample_outputs, score
+
+_CHUNK = 8192  # examples times samples in memory at a time
+
+
+class SamplePosterior:
+    """A network and a set of directions around its parameters.
+
+    Parameters
+    ----------
+    model : nn.Module
+        The trained network; it is never changed.
+    likelihood : str, Likelihood or callable
+        "classification", "binary", "multilabel", "regression", or a per-example loss.
+    parameters : None, str, iterable of str, or callable
+        Which parameters vary: names, globs, or a predicate (name, parameter).
+    prior_precision : "optimal", "paper" or float
+        See the property of that name.
+    batch_fn : callable, optional
+        Turns a batch of the loader into ``(inputs, targets)``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: str | Likelihood | LossFn = "classification",
+        *,
+        parameters: Selection = None,
+        prior_precision: str | float = "optimal",
+        batch_fn: BatchFn | None = None,
+    ) -> None:
+        self._network = Network(model, parameters)
+        self._likelihood = resolve(likelihood)
+        self._batch_fn = batch_fn
+        self._directions: Tensor | None = None  # (S, P)
+        self._kernel_dimension = 0.0
+        self._precision: float | None = None
+        self._precision_rule = _check_precision(prior_precision)
+
+    # --- the samples -------------------------------------------------------------------------------------------
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The likelihood, with what it took from the training data once fitted."""
+        return self._likelihood
+
+    @property
+    def directions(self) -> Tensor:
+        """The directions (S, P), without the prior precision."""
+        if self._directions is None:
+            msg = f"{type(self).__name__} has no samples yet: call fit(loader) first."
+            raise NotFittedError(msg)
+        return self._directions
+
+    @property
+    def n_samples(self) -> int:
+        """The number of samples."""
+        return len(self.directions)
+
+    @property
+    def prior_precision(self) -> float:
+        r"""The prior precision :math:`\alpha` in use.
+
+        May be set to a positive number, to "optimal" (rank over the squared norm of the parameters), or to "paper" (its
+        reciprocal, as the paper prints it). Nothing is computed again.
+        """
+        if self._precision is None:
+            _ = self.directions  # says what to do
+            self._precision = self._resolve_precision(self._precision_rule)
+        return self._precision
+
+    @prior_precision.setter
+    def prior_precision(self, value: str | float) -> None:
+        rule = _check_precision(value)
+        self._precision = self._resolve_precision(rule) if self._directions is not None else None
+        self._precision_rule = rule
+
+    def _resolve_precision(self, rule: str | float) -> float:
+        if not isinstance(rule, str):
+            return float(rule)
+        optimal = priors.closed_form(self._network.n_parameters, self._kernel_dimension, self._theta_squared())
+        return optimal if rule == "optimal" else 1.0 / optimal
+
+    def _theta_squared(self) -> float:
+        return float(self._network.theta.double().square().sum())
+
+    def _deviations(self, n_samples: int | None = None) -> Tensor:  # (S, P)
+        if n_samples is not None and not 1 <= n_samples <= self.n_samples:
+            msg = f"n_samples must be between 1 and {self.n_samples}, not {n_samples}; extend() draws more."
+            raise SettingsError(msg)
+        return self.directions[:n_samples] / self.prior_precision**0.5
+
+    def sample(self, n: int | None = None) -> dict[str, Tensor]:
+        """Return the parameters of the first ``n`` samples by name, stacked: (n, *shape) each."""
+        return self._network.unflatten(self._network.theta + self._deviations(n))
+
+    @contextlib.contextmanager
+    def sampled_parameters(self, i: int) -> Iterator[nn.Module]:
+        """Put sample ``i`` into the user's model for the time of a ``with`` block; the trained parameters return after it.
+
+        Examples
+        --------
+        >>> with posterior.sampled_parameters(0) as model:  # doctest: +SKIP
+        ...     outputs = model(x)
+        """
+        if not -self.n_samples <= i < self.n_samples:
+            msg = f"There is no sample {i}: there are {self.n_samples}."
+            raise SettingsError(msg)
+        self._network.check_unchanged()
+        flat = self._network.theta + self.directions[i] / self.prior_precision**0.5
+        named = dict(self._network.model.named_parameters())
+        trained = {name: named[name].data for name in self._network.names}
+        try:
+            for name, value in self._network.unflatten(flat).items():
+                named[name].data = value.clone()
+            yield self._network.model
+        finally:
+            for name, value in trained.items():
+                named[name].data = value
+
+    # --- predictions ----------------------------------------------------------------------------------------------
+
+    def predict(self, x: Any, *, pred_type: str = "linearized", n_samples: int | None = None) -> Prediction:
+        """Predict for inputs, or for a loader of them.
+
+        Parameters
+        ----------
+        x : Tensor, tuple, mapping, or loader
+            What the model takes: one argument, several, or named ones; or an iterable of such (pairs with targets are
+            taken apart).
+        pred_type : "linearized" or "sampled"
+            The linearized network, for which the theory holds, or the network at the sampled parameters.
+        n_samples : int, optional
+            Use only the first so many samples.
+        """
+        self._network.check_unchanged()
+        return predict(
+            self._network,
+            self._likelihood,
+            x,
+            self._deviations(n_samples),
+            pred_type=pred_type,
+            batch_fn=self._batch_fn,
+        )
+
+    __call__ = predict
+
+    def ood_score(self, x: Any, kind: str = "max_variance", *, pred_type: str = "linearized") -> Tensor:  # (N,)
+        """Return one number an input: higher is stranger.
+
+        ``kind`` is "max_variance" (over the outputs), "sum_variance", "max_prob_variance", "entropy" or
+        "mutual_information".
+        """
+        return score(self.predict(x, pred_type=pred_type), self._likelihood, kind)
+
+    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, O)
+        """Return the variance of the linearized outputs; ``exact=True`` where a method can do without samples."""
+        if exact:
+            msg = f"{type(self).__name__} has no exact functional variance: use exact=False."
+            raise SettingsError(msg)
+        return self.predict(x).variance
+
+    def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the network's outputs (N, O), the change at precision 1 (S, N, O), and the targets."""
+        examples = Examples(loader, self._batch_fn, self._network.device)
+        outputs, changes, targets = [], [], []
+        for start, stop in examples.ranges(max(1, _CHUNK // self.n_samples)):
+            x, y = examples.read(start, stop)
+            own = self._network.outputs(x)
+            self._likelihood.check(own, y)
+            outputs.append(own)
+            changes.append(sample_outputs(self._network, x, self.directions, "linearized") - own)
+            targets.append(y)
+        return torch.cat(outputs), torch.cat(changes, dim=1), torch.cat(targets)
+
+    def check_fit(self, loader: Iterable[Any]) -> FitCheck:
+        """Measure how far mean predictions and accuracy moved from the network's own on some data."""
+        outputs, changes, targets = self._evaluate(loader)
+        samples = outputs + changes / self.prior_precision**0.5
+        shift = samples.mean(0) - outputs
+        return FitCheck(
+            n_data=len(outputs),
+            mean_shift=float(shift.square().mean().sqrt()),
+            max_shift=float(shift.abs().max()),
+            std=float(samples.var(0).mean().sqrt()),
+            output_std=output_spread(outputs),
+            nll_model=mean_nll(outputs[None], targets, self._likelihood),
+            nll_posterior=mean_nll(samples, targets, self._likelihood),
+            accuracy_model=self._accuracy(outputs[None], targets),
+            accuracy_posterior=self._accuracy(samples, targets),
+        )
+
+    def _accuracy(self, samples: Tensor, targets: Tensor) -> float | None:
+        if not self._likelihood.has_probabilities:
+            return None
+        probs = self._likelihood.probabilities(samples).mean(0)
+        if self._likelihood.name == "classification":
+            labels = targets.argmax(1) if targets.is_floating_point() else targets.reshape(-1)
+            return float((probs.argmax(1) == labels).double().mean())
+        return float(((probs >= 0.5) == targets.reshape(probs.shape).bool()).double().mean())
+
+    # --- prior precision --------------------------------------------------------------------------------------------
+
+    def _tune_nll(self, loader: Iterable[Any]) -> float:
+        outputs, changes, targets = self._evaluate(loader)
+
+        def objective(alpha: float) -> float:
+            return -mean_nll(outputs + changes / alpha**0.5, targets, self._likelihood)
+
+        return priors.maximize(objective, self.prior_precision, "held-out likelihood")
+
+    # --- files --------------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write samples, settings and a fingerprint of the model to a safetensors file; the model itself is not in it."""
+        header = {
+            "kind": type(self).__name__,
+            "parameters": list(zip(self._network.names, self._network.shapes, strict=True)),
+            "fingerprint": self._network.fingerprint(),
+            "prior_precision": self.prior_precision,
+            "kernel_dimension": self._kernel_dimension,
+            "likelihood": {
+                "name": self._likelihood.name,
+                "sigma_noise": getattr(self._likelihood, "sigma_noise", None),
+            },
+            **self._header(),
+        }
+        io.save(path, {"directions": self.directions, **self._tensors()}, header)
+
+    def _header(self) -> dict[str, Any]:
+        """Return what a method adds to the header."""
+        return {}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Return the tensors that a method adds to the file."""
+        return {}
+
+    def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """Take up what a method added to the file."""
+
+    @classmethod
+    def _from_file(
+        cls,
+        tensors: Mapping[str, Tensor],
+        header: Mapping[str, Any],
+        model: nn.Module,
+        likelihood: str | Likelihood | LossFn | None,
+        batch_fn: BatchFn | None,
+    ) -> Self:
+        names = [name for name, _ in header["parameters"]]
+        here = dict(model.named_parameters())
+        missing = next((name for name in names if name not in here), None)
+        if missing is not None:
+            msg = f"The file belongs to a model of another structure: it has {missing!r}, which this model has not."
+            raise FileError(msg)
+        if likelihood is None:
+            stored = header["likelihood"]
+            if stored["name"] == "custom":
+                msg = "The posterior was fitted with a loss of your own, which a file cannot hold: pass load(..., likelihood=loss)."
+                raise FileError(msg)
+            sigma = stored["sigma_noise"]
+            likelihood = Regression(sigma) if stored["name"] == "regression" else resolve(stored["name"])
+        wanted = set(names)
+        posterior = cls(
+            model, likelihood, parameters=lambda name, _: name in wanted, batch_fn=batch_fn,
+            prior_precision=float(header["prior_precision"]),
+        )  # fmt: skip
+        network = posterior._network
+        io.check_model(header, network.names, network.shapes, network.fingerprint())
+        directions = tensors["directions"]
+        if directions.ndim != 2 or directions.shape[1] != network.n_parameters or not torch.isfinite(directions).all():
+            msg = f"The file's directions have shape {tuple(directions.shape)} or are not finite: it was altered."
+            raise FileError(msg)
+        posterior._directions = directions.to(network.device, network.dtype)
+        posterior._kernel_dimension = float(header["kernel_dimension"])
+        posterior._restore(tensors, header)
+        return posterior
+
+
+def output_spread(outputs: Tensor) -> float:  # (N, O)
+    """Return the root mean square standard deviation of outputs over examples."""
+    return float(outputs.double().var(0, unbiased=False).mean().sqrt())
+
+
+def _check_precision(value: str | float) -> str | float:
+    if isinstance(value, str):
+        if value in ("optimal", "paper"):
+            return value
+    elif isinstance(value, (int, float)) and 0 < value < float("inf"):
+        return float(value)
+    msg = f'prior_precision must be a positive number, "optimal" or "paper", not {value!r}.'
+    raise SettingsError(msg)

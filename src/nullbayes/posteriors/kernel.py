@@ -1,0 +1,365 @@
+r"""The machine behind both projected posteriors: noise, projected onto the kernel of a set of rows.
+
+Draw :math:`\varepsilon \sim N(0, I)` (or from a base distribution), project :math:`v = (I - A^+A)\,\varepsilon`. Which rows
+:math:`A` has is the only difference between the two.
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nullbayes import priors
+from nullbayes.errors import CollapseWarning, FileError, NotFittedError, SettingsError, UnderfitWarning
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.products import linearized, output_rows
+from nullbayes.jacobian.rows import JacobianRows, OutputJacobian
+from nullbayes.linalg.rows import Rows
+from nullbayes.posteriors.base import SamplePosterior, output_spread
+from nullbayes.posteriors.report import FitReport
+from nullbayes.posteriors.resources import Meter, memory_limit_bytes
+from nullbayes.predictive import stream
+from nullbayes.projectors import Projector, choose
+
+Base = Tensor | Mapping[str, Tensor] | Callable[[int, torch.Generator], Tensor | Mapping[str, Tensor]]
+_PROBES = 8  # extra isotropic vectors that measure the kernel when the base distribution is another
+_MEASURED_EXAMPLES = 1024  # training examples on which the change of the outputs is measured, where rows do not tell
+
+
+class KernelPosterior(SamplePosterior):
+    """Samples in the kernel of rows; abstract: a subclass says which rows."""
+
+    _rows: Rows | None = None
+    _projector: Projector | None = None
+    _state: Any = None
+    _base: Base | None = None
+    _report: dict[str, Any] | None = None
+
+    @abstractmethod
+    def _open_rows(self, examples: Examples) -> JacobianRows:
+        """Return the rows on the training data."""
+
+    # --- fitting ------------------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        loader: Iterable[Any],
+        n_samples: int = 30,
+        *,
+        projector: str | Projector = "auto",
+        tolerance: float = 1e-2,
+        base: Base | None = None,
+        generator: torch.Generator | None = None,
+        memory_limit: int | str | None = None,
+        progress: bool = True,
+    ) -> Self:
+        """Draw samples whose predictions on the training data are those of the network.
+
+        Parameters
+        ----------
+        loader : iterable of batches
+            The training data, unshuffled and without augmentation.
+        n_samples : int
+            How many.
+        projector : "auto" or Projector
+            How to project; "auto" chooses by rows, parameters and memory, and says why in the report.
+        tolerance : float
+            What may be left of the noise's change of the training outputs, relative, for "auto".
+        base : Tensor (S, P), mapping of named tensors (S, ...), or callable (n, generator) -> either
+            Noise to project instead of N(0, I): samples of another posterior around the same parameters, as deviations
+            from them. It carries its own scale, so "optimal" then means a precision of 1.
+        generator : torch.Generator, optional
+            The same seed gives the same samples, on any device.
+        memory_limit : int or str, optional
+            Bytes, or a string such as "8GB"; default 60 % of what is free.
+        progress : bool
+            Show a bar, on a terminal.
+        """
+        if n_samples < 2:
+            msg = f"n_samples must be at least 2 to speak of a variance, not {n_samples}."
+            raise SettingsError(msg)
+        self._base = base
+        self._directions, self._precision, self._report = None, None, None
+        self._prepare(loader, n_samples, projector, tolerance, memory_limit)
+        self._report["seed"] = int(torch.randint(2**32, (1,), generator=generator, device=_home(generator)))
+        self._draw(n_samples, progress)
+        self._warn()
+        return self
+
+    def extend(self, n_samples: int, *, progress: bool = True) -> Self:
+        """Draw more samples and keep the earlier ones: ``fit(10)`` and ``extend(20)`` are ``fit(30)``."""
+        if n_samples < 1:
+            msg = f"n_samples must be at least 1, not {n_samples}."
+            raise SettingsError(msg)
+        _ = self.directions  # says what to do before fit
+        self._need_state()
+        self._draw(n_samples, progress)
+        return self
+
+    def prepare(
+        self,
+        loader: Iterable[Any],
+        *,
+        projector: str | Projector = "auto",
+        tolerance: float = 1e-2,
+        memory_limit: int | str | None = None,
+    ) -> Self:
+        """Build rows and projector anew, for ``extend`` and exact variances on a posterior that was loaded or released."""
+        report = dict(self._report or {})
+        self._prepare(loader, self.n_samples, projector, tolerance, memory_limit)
+        self._report = report
+        return self
+
+    def release(self) -> Self:
+        """Free the rows and the projector; predictions stay, ``extend`` and exact variances need ``prepare`` again."""
+        self._rows = self._state = None
+        return self
+
+    def _prepare(
+        self,
+        loader: Iterable[Any],
+        n_samples: int,
+        projector: str | Projector,
+        tolerance: float,
+        limit: int | str | None,
+    ) -> None:
+        network = self._network
+        network.check_unchanged()
+        self._meter = meter = Meter(network.device)
+        with meter.phase("data"):
+            examples = Examples(loader, self._batch_fn, network.device)
+            rows = self._open_rows(examples)
+        self._likelihood = rows.likelihood
+        plan = choose(rows, n_samples=n_samples, memory_limit=memory_limit_bytes(limit, network.device), rtol=tolerance)
+        if isinstance(projector, Projector):
+            self._projector, reason = projector, "as asked for"
+        elif projector == "auto":
+            self._projector, reason = plan.projector, plan.reason
+        else:
+            msg = f'projector must be "auto" or a projector such as nb.projectors.Krylov(), not {projector!r}.'
+            raise SettingsError(msg)
+        with meter.phase("rows"):
+            self._rows = rows.keep() if plan.keep else rows
+        with meter.phase("factors"):
+            self._state = self._projector.prepare(self._rows)
+        self._jacobian = rows
+        self._report = {
+            "projector": type(self._projector).__name__, "reason": reason, "route": rows.route, "n_data": len(examples),
+            "n_rows": rows.n_rows, "tolerance": self._projector.rtol, "sweeps": 0, "residual": (), "converged": True,
+            "traces": (), "rank": None, "output_std": self._output_std(),
+        }  # fmt: skip
+
+    def _draw(self, n_samples: int, progress: bool) -> None:
+        assert self._report is not None
+        assert self._projector is not None
+        report, have = self._report, 0 if self._directions is None else len(self._directions)
+        noise = self._noise(have, n_samples, report["seed"])
+        with (
+            self._meter.phase("projection"),
+            tqdm(desc="projecting", unit=" sweeps", disable=None if progress else True, leave=False) as bar,
+        ):
+
+            def show(sweeps: int, residual: Tensor) -> None:
+                bar.n = sweeps
+                bar.set_postfix(residual=f"{float(residual.max()):.1e}", tolerance=f"{report['tolerance']:.0e}")
+
+            projection = self._projector.apply(self._state, noise, callback=show)
+        info, new = projection.info, projection.directions[:n_samples]
+        measured = slice(0, n_samples) if self._base is None else slice(n_samples, None)
+        traces = (noise[measured].to(new.device).double() * projection.directions[measured].double()).sum(1)
+        self._directions = new if self._directions is None else torch.cat([self._directions, new])
+        report["residual"] += tuple(float(r) for r in info.residual[:n_samples])
+        report["converged"] &= bool(info.converged[:n_samples].all())
+        report["sweeps"] = max(report["sweeps"], info.sweeps)
+        report["traces"] += tuple(float(t) for t in traces)
+        report["rank"] = info.rank
+        with self._meter.phase("measure"):
+            report["train_std"] = self._train_std()
+        report["seconds"], report["peak_memory"] = dict(self._meter.seconds), self._meter.peak()
+        self._kernel_dimension = self._dimension()[0]
+        if self._precision_rule in ("optimal", "paper"):
+            self._precision = None  # the estimate of the rank has changed
+
+    def _noise(self, start: int, n: int, seed: int) -> Tensor:  # (n, P), or more rows with probes
+        """Draw sample i from a generator of its own, so that it depends on the seed and on i alone."""
+        p, dtype = self._network.n_parameters, self._network.dtype
+
+        def normal(i: int) -> Tensor:
+            generator = torch.Generator().manual_seed((seed + i) % 2**32)
+            return torch.randn(p, generator=generator, dtype=dtype)
+
+        if self._base is None:
+            return torch.stack([normal(start + i) for i in range(n)])
+        drawn = self._base
+        if callable(drawn):
+            drawn = drawn(n, torch.Generator().manual_seed((seed + start) % 2**32))
+        elif start:
+            msg = "The base distribution was given as samples, not as a callable (n, generator): there are no more to extend with."
+            raise SettingsError(msg)
+        flat = self._network.flatten(drawn) if isinstance(drawn, Mapping) else drawn
+        if flat.shape != (n, p):
+            msg = f"The base distribution gave shape {tuple(flat.shape)}; needed is ({n}, {p}): samples, parameters."
+            raise SettingsError(msg)
+        probes = torch.stack([normal(2**31 + start + i) for i in range(_PROBES)])
+        return torch.cat([flat.detach().to("cpu", dtype), probes])
+
+    def _resolve_precision(self, rule: str | float) -> float:
+        if isinstance(rule, str) and self._base is not None:
+            return 1.0
+        return super()._resolve_precision(rule)
+
+    # --- what came of it ------------------------------------------------------------------------------------------------
+
+    def _dimension(self) -> tuple[float, float]:
+        assert self._report is not None
+        if self._report["rank"] is not None:
+            return float(self._network.n_parameters - self._report["rank"]), 0.0
+        traces = torch.tensor(self._report["traces"], dtype=torch.float64)
+        mean = float(traces.mean().clamp_min(0.0))
+        spread = float(traces.std()) if len(traces) > 1 else (2 * mean) ** 0.5
+        return mean, spread / len(traces) ** 0.5
+
+    def _output_std(self) -> float:
+        examples = self._jacobian.examples
+        chunks = [self._network.outputs(examples.read(a, b)[0]) for a, b in examples.ranges(1024)]
+        return output_spread(torch.cat(chunks))
+
+    def _train_std(self) -> float:
+        """Return the standard deviation left on the training outputs, at precision 1."""
+        directions = self.directions
+        if isinstance(self._jacobian, OutputJacobian) and not self._jacobian.hessian:
+            assert self._rows is not None
+            return float((self._rows.norms(directions).square().mean() / self._rows.n_rows).sqrt())
+        examples = self._jacobian.examples
+        step = max(1, len(examples) // _MEASURED_EXAMPLES) * 32
+        changes = [
+            linearized(self._network, examples.read(a, min(a + 32, len(examples)))[0], directions)[1]
+            for a in range(0, len(examples), step)
+        ]
+        return float(torch.cat(changes, dim=1).double().square().mean().sqrt())
+
+    @property
+    def report(self) -> FitReport:
+        """What the fit measured, at the prior precision in use."""
+        if self._report is None or "train_std" not in self._report:
+            msg = f"{type(self).__name__} has no report yet: call fit(loader) first."
+            raise NotFittedError(msg)
+        values, p = self._report, self._network.n_parameters
+        dimension, stderr = self._dimension()
+        alpha = self.prior_precision
+        return FitReport(
+            projector=values["projector"], reason=values["reason"], route=values["route"], n_data=values["n_data"],
+            n_rows=values["n_rows"], n_parameters=p, n_samples=self.n_samples, kernel_dimension=dimension,
+            kernel_dimension_stderr=stderr, residual=tuple(values["residual"]), tolerance=values["tolerance"],
+            converged=values["converged"], sweeps=values["sweeps"], prior_precision=alpha,
+            train_std=values["train_std"] / alpha**0.5, output_std=values["output_std"],
+            collapsed=dimension <= max(1.0, 1e-4 * p), seconds=dict(values["seconds"]), peak_memory=values["peak_memory"],
+        )  # fmt: skip
+
+    def _warn(self) -> None:
+        report = self.report
+        if report.collapsed:
+            message = (
+                f"The posterior has collapsed on the trained network: of {report.n_parameters:,} parameters the "
+                f"{report.n_rows:,} rows leave an effective kernel of {report.kernel_dimension:.1f} dimensions. Use a larger "
+                "tolerance, the loss-projected posterior (one row an example), or fewer examples."
+            )
+            warnings.warn(message, CollapseWarning, stacklevel=3)
+        elif report.train_std > 0.25 * report.output_std > 0:
+            message = (
+                f"On the training data the outputs vary by {report.train_std:.2g} (standard deviation), not small beside "
+                f"their own spread of {report.output_std:.2g}: the posterior underfits. Use a smaller tolerance or a larger "
+                "prior_precision."
+            )
+            warnings.warn(message, UnderfitWarning, stacklevel=3)
+
+    # --- more than samples ------------------------------------------------------------------------------------------------
+
+    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, O)
+        r"""Return the variance of the linearized outputs.
+
+        Parameters
+        ----------
+        x : as for ``predict``
+            The inputs.
+        exact : bool
+            Project the rows of :math:`J(x)` themselves, :math:`\|(I - A^+A) J_o(x)^\top\|^2/\alpha`: no Monte Carlo error,
+            at the price of one projection an output.
+        """
+        if not exact:
+            return self.predict(x).variance
+        self._need_state()
+        if self._base is not None:
+            msg = "The exact variance is known for the base distribution N(0, I) only: use exact=False."
+            raise SettingsError(msg)
+        assert self._projector is not None
+        self._network.check_unchanged()
+        parts = []
+        for piece in stream(x, self._network, self._batch_fn, n_samples=256):
+            rows = output_rows(self._network, piece)  # (n, O, P)
+            projection = self._projector.apply(self._state, rows.flatten(0, 1))
+            parts.append(projection.directions.square().sum(1).view(rows.shape[:2]))
+        return torch.cat(parts) / self.prior_precision
+
+    def optimize_prior_precision(self, loader: Iterable[Any], method: str = "closed_form") -> float:
+        """Choose the prior precision, set it and return it.
+
+        Parameters
+        ----------
+        loader : iterable of batches
+            Held-out data for "nll", the training data for "marglik"; "closed_form" does not read it.
+        method : "closed_form", "nll" or "marglik"
+            The optimum of the projected marginal likelihood; the best log-likelihood of the mean prediction on the data;
+            or the optimum of the marginal likelihood of linearized Laplace, with the Gauss-Newton matrix proper.
+        """
+        if method == "closed_form":
+            best = super()._resolve_precision("optimal")
+        elif method == "nll":
+            best = self._tune_nll(loader)
+        elif method == "marglik":
+            self._network.check_unchanged()
+            examples = Examples(loader, self._batch_fn, self._network.device)
+            rows = OutputJacobian(self._network, examples, self._likelihood, hessian=True)
+            values, weights = priors.spectrum(rows, torch.Generator().manual_seed(0))
+            squared = self._theta_squared()
+            best = priors.maximize(
+                lambda alpha: priors.evidence(alpha, values, weights, squared),
+                self.prior_precision,
+                "marginal likelihood",
+            )
+        else:
+            msg = f'method must be "closed_form", "nll" or "marglik", not {method!r}.'
+            raise SettingsError(msg)
+        self.prior_precision = best
+        return best
+
+    def _need_state(self) -> None:
+        if self._state is None:
+            msg = "This needs the projector over the training rows, which a file does not hold: call prepare(loader) first."
+            raise NotFittedError(msg)
+
+    # --- files ----------------------------------------------------------------------------------------------------------
+
+    def _header(self) -> dict[str, Any]:
+        if self._report is None:
+            return {}
+        return {"report": self._report, "based": self._base is not None}
+
+    def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        report = dict(header["report"])
+        for name in ("residual", "traces"):
+            report[name] = tuple(float(v) for v in report[name])
+        self._report = report
+        if len(report["residual"]) != len(self.directions):
+            msg = "The file's report does not fit its samples: it was altered."
+            raise FileError(msg)
+
+
+def _home(generator: torch.Generator | None) -> torch.device:
+    return generator.device if generator is not None else torch.device("cpu")

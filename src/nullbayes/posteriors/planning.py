@@ -1,0 +1,42 @@
+"""What a fit would do, before anything is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from nullbayes.jacobian.data import BatchFn
+from nullbayes.jacobian.network import Selection
+from nullbayes.jacobian.rows import LossJacobian, OutputJacobian
+from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.posteriors.resources import memory_limit_bytes
+from nullbayes.projectors import Plan, choose
+
+
+def plan(
+    model: nn.Module,
+    loader: Iterable[Any],
+    n_samples: int = 30,
+    memory_limit: int | str | None = None,
+    *,
+    likelihood: str | Likelihood | LossFn = "classification",
+    loss: bool = False,
+    parameters: Selection = None,
+    batch_fn: BatchFn | None = None,
+    tolerance: float = 1e-2,
+) -> Plan:
+    """Return the projector that a fit would take, why, and an estimate of its memory and work.
+
+    Parameters
+    ----------
+    model, loader, n_samples, memory_limit, likelihood, parameters, batch_fn, tolerance
+        As for the posteriors and their ``fit``.
+    loss : bool
+        Plan for the loss-projected posterior.
+    """
+    kind = LossJacobian if loss else OutputJacobian
+    rows = kind(model, loader, likelihood, parameters=parameters, batch_fn=batch_fn)
+    limit = memory_limit_bytes(memory_limit, rows.device)
+    return choose(rows, n_samples=n_samples, memory_limit=limit, rtol=tolerance)

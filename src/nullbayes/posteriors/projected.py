@@ -1,0 +1,40 @@
+r"""The projected posterior: samples in the kernel of the output Jacobian (the paper's Section 3)."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from nullbayes.jacobian.data import BatchFn, Examples
+from nullbayes.jacobian.network import Selection
+from nullbayes.jacobian.rows import JacobianRows, OutputJacobian
+from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.posteriors.kernel import KernelPosterior
+
+
+class ProjectedPosterior(KernelPosterior):
+    r""":math:`\mathcal N(\theta, \alpha^{-1}(I - J^+ J))`: every sample predicts the training data as the network does.
+
+    Parameters
+    ----------
+    model, likelihood, parameters, prior_precision, batch_fn
+        See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`.
+    hessian : bool
+        Scale the rows by a root of the likelihood's Hessian in output space (the Gauss-Newton matrix proper); the paper
+        takes the identity.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: str | Likelihood | LossFn = "classification",
+        *,
+        parameters: Selection = None,
+        prior_precision: str | float = "optimal",
+        batch_fn: BatchFn | None = None,
+        hessian: bool = False,
+    ) -> None:
+        super().__init__(model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn)
+        self._hessian = hessian
+
+    def _open_rows(self, examples: Examples) -> JacobianRows:
+        return OutputJacobian(self._network, examples, self._likelihood, hessian=self._hessian)

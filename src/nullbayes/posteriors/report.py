@@ -1,0 +1,139 @@
+"""What a fit measured, and what a check of it says."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """How a fit went; prints as a short table.
+
+    Attributes
+    ----------
+    projector, reason : str
+        What was used, and why.
+    route : str
+        How the rows were formed.
+    n_data, n_rows, n_parameters, n_samples : int
+        The problem; ``n_data`` counts the examples that were seen.
+    kernel_dimension, kernel_dimension_stderr : float
+        Effective dimension of the space that the samples live in, with its standard error.
+    residual : tuple of float
+        ``|A v| / |A noise|`` for each sample.
+    tolerance : float
+        What the residual was asked to be.
+    converged : bool
+        Whether every sample reached it.
+    sweeps : int
+        Passes over the rows.
+    prior_precision : float
+        In use now.
+    train_std : float
+        Root mean square standard deviation that is left on the training outputs, in their own units, at that precision.
+    output_std : float
+        The spread of the network's own training outputs, to compare it with.
+    collapsed : bool
+        Whether next to nothing is left of the noise.
+    seconds : dict
+        By phase.
+    peak_memory : int or None
+        In bytes.
+    """
+
+    projector: str
+    reason: str
+    route: str
+    n_data: int
+    n_rows: int
+    n_parameters: int
+    n_samples: int
+    kernel_dimension: float
+    kernel_dimension_stderr: float
+    residual: tuple[float, ...]
+    tolerance: float
+    converged: bool
+    sweeps: int
+    prior_precision: float
+    train_std: float
+    output_std: float
+    collapsed: bool
+    seconds: dict[str, float]
+    peak_memory: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain numbers, strings and lists, for JSON."""
+        return {**dataclasses.asdict(self), "residual": list(self.residual)}
+
+    def __str__(self) -> str:
+        """Lay the report out as a table."""
+        share = self.kernel_dimension / self.n_parameters
+        within = "reached" if self.converged else "NOT reached"
+        memory = "unknown" if self.peak_memory is None else f"{self.peak_memory / 2**30:.2f} GiB at the peak"
+        lines = [
+            ("projector", f"{self.projector}: {self.reason}"),
+            ("rows", f"{self.n_rows:,} of {self.n_data:,} examples, {self.route}"),
+            ("parameters", f"{self.n_parameters:,}"),
+            ("samples", f"{self.n_samples}"),
+            (
+                "kernel dimension",
+                f"{self.kernel_dimension:,.1f} ± {self.kernel_dimension_stderr:.1f} ({share:.1%} of the parameters)"
+                + (", COLLAPSED" if self.collapsed else ""),
+            ),
+            (
+                "residual",
+                f"{max(self.residual):.1e} at worst, tolerance {self.tolerance:.1e} {within}, {self.sweeps} sweeps",
+            ),
+            ("prior precision", f"{self.prior_precision:.4g}"),
+            (
+                "std on training",
+                f"{self.train_std:.3g} (the outputs themselves spread by {self.output_std:.3g})",
+            ),
+            ("time", ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())),
+            ("memory", memory),
+        ]
+        return "\n".join(f"{name:<17} {value}" for name, value in lines)
+
+
+@dataclass(frozen=True)
+class FitCheck:
+    """How far a posterior's predictions moved from the network's own on some data.
+
+    Attributes
+    ----------
+    n_data : int
+        Examples checked.
+    mean_shift, max_shift : float
+        Root mean square and largest distance of the mean outputs from the network's, in units of the outputs.
+    std : float
+        Root mean square standard deviation of the outputs.
+    output_std : float
+        The spread of the network's own outputs, to compare these with.
+    nll_model, nll_posterior : float
+        Of the network, and of the mean prediction (without the constant of a Gaussian).
+    accuracy_model, accuracy_posterior : float or None
+        Share of right classes (or right labels); None for likelihoods without classes.
+    """
+
+    n_data: int
+    mean_shift: float
+    max_shift: float
+    std: float
+    output_std: float
+    nll_model: float
+    nll_posterior: float
+    accuracy_model: float | None
+    accuracy_posterior: float | None
+
+    def __str__(self) -> str:
+        """Lay the check out as a table."""
+        lines = [
+            f"{self.n_data:,} examples; outputs spread by {self.output_std:.3g}",
+            f"mean outputs moved by {self.mean_shift:.2g} (at most {self.max_shift:.2g}), standard deviation {self.std:.2g}",
+            f"nll      {self.nll_model:.4f} -> {self.nll_posterior:.4f}",
+        ]
+        if self.accuracy_model is not None and self.accuracy_posterior is not None:
+            lines.append(f"accuracy {self.accuracy_model:.4f} -> {self.accuracy_posterior:.4f}")
+        return "\n".join(lines)

@@ -1,0 +1,78 @@
+"""What the machine has: free memory, peak memory, elapsed time by phase."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from nullbayes.errors import SettingsError
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def memory_limit_bytes(limit: int | str | None, device: torch.device) -> int:
+    """Return a limit in bytes: a number, a string such as "8GB", or 60 % of what is free now."""
+    if limit is None:
+        return int(0.6 * _free_memory(device))
+    if isinstance(limit, str):
+        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)(i?B)?\s*", limit, flags=re.IGNORECASE)
+        if match is None:
+            msg = f'memory_limit={limit!r} is not a size: write bytes as a number, or a string such as "8GB".'
+            raise SettingsError(msg)
+        limit = int(float(match[1]) * _UNITS[match[2].upper()])
+    if limit <= 0:
+        msg = f"memory_limit must be positive, not {limit}."
+        raise SettingsError(msg)
+    return int(limit)
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    candidates = [8 * 2**30]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        candidates = [int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024]
+    with contextlib.suppress(OSError, ValueError):  # a container may allow less than the machine has
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        candidates.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return max(2**28, min(candidates))
+
+
+class Meter:
+    """Seconds by phase, and the peak of memory since it was made.
+
+    On CUDA the peak is what PyTorch allocated; on a CPU it is the resident memory of the process, where the system tells it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.seconds: dict[str, float] = {}
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            with contextlib.suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark on Linux
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of a block to a phase."""
+        start = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def peak(self) -> int | None:
+        """Return the peak in bytes, or None where the system does not tell."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+        return None

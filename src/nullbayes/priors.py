@@ -1,0 +1,85 @@
+r"""The prior precision :math:`\alpha`: in closed form, by held-out likelihood, by marginal likelihood.
+
+Directions do not depend on :math:`\alpha`; a sample is :math:`\theta + v/\sqrt\alpha`, so choosing it costs no projection.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import NullBayesWarning, SettingsError
+from nullbayes.linalg.lanczos import spectral_quadrature
+from nullbayes.linalg.rows import Rows
+
+_DENSE_SPECTRUM = 3_000  # the smaller side of A up to which all eigenvalues are computed
+_DECADES = 8.0  # searched on either side of the start
+
+
+def closed_form(n_parameters: int, kernel_dimension: float, theta_squared: float) -> float:
+    r"""Return :math:`\alpha^* = (P - \operatorname{tr}(I - A^+A)) / \|\theta\|^2`, rank over squared norm.
+
+    The stationary point of :math:`-\tfrac\alpha2\|\theta\|^2 + \tfrac{\text{rank}}2 \log\alpha`; the paper prints its
+    reciprocal (Lemma 3.4), see ``docs/errata.md``.
+    """
+    rank = n_parameters - kernel_dimension
+    if rank <= 0 or theta_squared <= 0:
+        reason = "the rows have rank zero" if rank <= 0 else "all parameters are zero"
+        msg = f"There is no optimal prior precision, because {reason}: pass prior_precision=<a number>."
+        raise SettingsError(msg)
+    return rank / theta_squared
+
+
+def maximize(objective: Callable[[float], float], start: float, what: str) -> float:
+    """Maximize a function of the precision: a grid in powers of ten around ``start``, then golden section."""
+    grid = [math.log(start) + math.log(10.0) * 0.5 * i for i in range(int(-2 * _DECADES), int(2 * _DECADES) + 1)]
+    values = [objective(math.exp(point)) for point in grid]
+    finite = [i for i, value in enumerate(values) if math.isfinite(value)]
+    if not finite:
+        msg = f"The {what} is not finite for any prior precision between {math.exp(grid[0]):.2g} and {math.exp(grid[-1]):.2g}."
+        raise SettingsError(msg)
+    best = max(finite, key=lambda i: values[i])
+    if best in (0, len(grid) - 1):
+        message = (
+            f"The {what} is still rising at the edge of the search, at a prior precision of {math.exp(grid[best]):.2g}: "
+            "the data do not determine it. The edge is used."
+        )
+        warnings.warn(message, NullBayesWarning, stacklevel=3)
+        return math.exp(grid[best])
+    low, high = grid[best - 1], grid[best + 1]
+    ratio = (math.sqrt(5.0) - 1.0) / 2.0
+    while high - low > 1e-3:
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        if objective(math.exp(left)) < objective(math.exp(right)):
+            low = left
+        else:
+            high = right
+    return math.exp(0.5 * (low + high))
+
+
+def spectrum(rows: Rows, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    r"""Return eigenvalues of :math:`A^\top A` and how often each counts: all of them if A is small, else a quadrature."""
+    if min(rows.n_rows, rows.n_columns) <= _DENSE_SPECTRUM:
+        if rows.n_rows <= rows.n_columns:
+            square = rows.block(0, rows.n_rows).gram(torch.float64)
+        else:
+            square = torch.zeros(rows.n_columns, rows.n_columns, dtype=torch.float64, device=rows.device)
+            for _, block in rows.blocks(rows.walk_rows):
+                entries = block.dense().double()
+                square.addmm_(entries.T, entries)
+        values = torch.linalg.eigvalsh(square).clamp_min(0.0).cpu()
+        return values, torch.ones_like(values)
+    return spectral_quadrature(rows, n_probes=8, steps=64, generator=generator)
+
+
+def evidence(alpha: float, eigenvalues: Tensor, weights: Tensor, theta_squared: float) -> float:
+    r"""Return the part of the Laplace log marginal likelihood that depends on :math:`\alpha`.
+
+    .. math:: -\tfrac\alpha2 \|\theta\|^2 + \tfrac P2 \log\alpha - \tfrac12 \log\det(A^\top A + \alpha I)
+              = -\tfrac\alpha2 \|\theta\|^2 - \tfrac12 \sum_i \log(1 + \lambda_i/\alpha).
+    """
+    return -0.5 * alpha * theta_squared - 0.5 * float((weights * torch.log1p(eigenvalues / alpha)).sum())

@@ -1,0 +1,24 @@
+"""Projectors: ways to compute the part of a vector that lies in the kernel of a set of rows.
+
+===================  ======================================================================================
+``ExactDual``        factor of the Gram matrix of the rows: few rows
+``ExactPrimal``      eigenvectors of A⊤A: few parameters, any number of rows; can truncate to a tolerance
+``Alternating``      block after block, the paper's algorithm
+``Krylov``           conjugate gradients around it: the default when the direct methods are too large
+``Lanczos``          removes a Krylov space: where not even a block of rows can be formed
+===================  ======================================================================================
+
+``choose`` picks one by rows, parameters and memory, and says why.
+"""
+
+from nullbayes.projectors.alternating import Alternating as Alternating
+from nullbayes.projectors.auto import Plan as Plan
+from nullbayes.projectors.auto import choose as choose
+from nullbayes.projectors.base import Info as Info
+from nullbayes.projectors.base import Outcome as Outcome
+from nullbayes.projectors.base import Projection as Projection
+from nullbayes.projectors.base import Projector as Projector
+from nullbayes.projectors.dual import ExactDual as ExactDual
+from nullbayes.projectors.krylov import Krylov as Krylov
+from nullbayes.projectors.lanczos import Lanczos as Lanczos
+from nullbayes.projectors.primal import ExactPrimal as ExactPrimal

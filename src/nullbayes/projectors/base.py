@@ -1,0 +1,180 @@
+r"""What every projector promises: ``prepare`` once, ``apply`` many times, and an honest account of the result.
+
+One stopping sentence holds for all of them, sample by sample, on a residual recomputed from the rows:
+
+.. math:: \|A v\| \le \max(\text{atol}, \text{rtol} \cdot \|A \varepsilon\|).
+"""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import ConvergenceWarning, NullBayesError, SettingsError
+from nullbayes.linalg.rows import Rows
+
+Callback = Callable[[int, Tensor], None]  # (sweeps so far, relative residual of each sample)
+
+
+class Outcome(Enum):
+    """How a projection ended; the value says what to do about it."""
+
+    CONVERGED = "every sample reached the tolerance"
+    MAX_SWEEPS = (
+        "the sweeps ran out: allow more (max_sweeps), take larger blocks (block_rows), use Krylov instead of "
+        "Alternating, or accept a larger tolerance"
+    )
+    STAGNATED = "rounding stops further progress: use float64 parameters, or accept a larger tolerance"
+    TRUNCATED = "the rank allowed is too small for the tolerance: raise it, or use another projector"
+
+
+@dataclass(frozen=True)
+class Info:
+    """How a projection went.
+
+    Attributes
+    ----------
+    projector : str
+        Name of the method.
+    outcome : Outcome
+        How it ended, with advice.
+    residual : Tensor (S,)
+        ``|A v| / |A noise|`` for each sample, recomputed from the rows; 0 where ``A noise`` is 0.
+    converged : Tensor (S,)
+        Whether it meets the stopping sentence.
+    sweeps : int
+        Passes over all blocks.
+    rank : int or None
+        Of the rows, where the method decides one.
+    kernel_dimension, kernel_dimension_stderr : float
+        Trace of the map from noise to directions; estimated as the mean of ``noise · v`` unless the rank is known.
+    precision : str
+        In which the factors were computed.
+    cutoff : float or None
+        Relative to the largest eigenvalue: what lies below it was taken for zero.
+    """
+
+    projector: str
+    outcome: Outcome
+    residual: Tensor
+    converged: Tensor
+    sweeps: int
+    rank: int | None
+    kernel_dimension: float
+    kernel_dimension_stderr: float
+    precision: str
+    cutoff: float | None = None
+
+
+@dataclass(frozen=True)
+class Projection:
+    """The directions, in the kernel up to what ``info`` says."""
+
+    directions: Tensor  # (S, P)
+    info: Info
+
+
+class Projector(ABC):
+    """A way to compute :math:`v = (I - A^+ A) \\varepsilon`."""
+
+    rtol: float
+    atol: float
+
+    @abstractmethod
+    def prepare(self, rows: Rows) -> Any:
+        """Do the work that needs no noise; the state serves every later :meth:`apply`."""
+
+    @abstractmethod
+    def apply(self, state: Any, noise: Tensor, *, callback: Callback | None = None) -> Projection:
+        """Project each row of ``noise`` (S, P)."""
+
+
+def check_tolerance(rtol: float, atol: float) -> None:
+    """Refuse tolerances that can never be met or never be missed."""
+    if not (0.0 <= rtol < 1.0 and 0.0 <= atol < float("inf")) or rtol == atol == 0.0:
+        msg = f"The tolerance needs 0 <= rtol < 1 and atol >= 0, not both zero; got rtol={rtol}, atol={atol}."
+        raise SettingsError(msg)
+
+
+def check_noise(rows: Rows, noise: Tensor) -> Tensor:
+    """Return the noise in the rows' precision, or say why it cannot be projected."""
+    if noise.ndim != 2 or noise.shape[1] != rows.n_columns or len(noise) == 0:
+        msg = f"noise must have shape (samples, {rows.n_columns}), not {tuple(noise.shape)}."
+        raise SettingsError(msg)
+    if not torch.isfinite(noise).all():
+        msg = "noise holds NaN or Inf."
+        raise SettingsError(msg)
+    return noise.to(rows.device, rows.dtype)
+
+
+def relative(norms: Tensor, reference: Tensor) -> Tensor:
+    """Return ``norms / reference``, and 0 where there was nothing to remove."""
+    return torch.where(reference > 0, norms / reference.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
+
+
+def conclude(
+    projector: Projector,
+    rows: Rows,
+    noise: Tensor,
+    directions: Tensor,
+    *,
+    sweeps: int,
+    failure: Outcome,
+    rank: int | None = None,
+    precision: torch.dtype,
+    cutoff: float | None = None,
+    norms: tuple[Tensor, Tensor] | None = None,
+) -> Projection:
+    """Measure the residual, judge it by the one stopping sentence, warn where it fails, and pack the result.
+
+    ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway.
+    """
+    if not torch.isfinite(directions).all():
+        msg = "The projection produced NaN or Inf: look for extreme values in the rows."
+        raise NullBayesError(msg)
+    after, before = norms if norms is not None else (rows.norms(directions), rows.norms(noise))
+    converged = after <= torch.clamp(projector.rtol * before, min=projector.atol)
+    name = type(projector).__name__
+    if rank is not None:
+        dimension, stderr = float(rows.n_columns - rank), 0.0
+    else:
+        dimension, stderr = trace_estimate(noise, directions)
+    info = Info(
+        projector=name,
+        outcome=Outcome.CONVERGED if bool(converged.all()) else failure,
+        residual=relative(after, before),
+        converged=converged,
+        sweeps=sweeps,
+        rank=rank,
+        kernel_dimension=dimension,
+        kernel_dimension_stderr=stderr,
+        precision=str(precision).removeprefix("torch."),
+        cutoff=cutoff,
+    )
+    if info.outcome is not Outcome.CONVERGED:
+        worst = float(info.residual.max())
+        message = (
+            f"{name}: {int((~converged).sum())} of {len(noise)} samples did not reach the tolerance "
+            f"(largest residual {worst:.2g}, tolerance {projector.rtol:.2g}, {sweeps} sweeps): {failure.value}."
+        )
+        warnings.warn(message, ConvergenceWarning, stacklevel=3)
+    return Projection(directions, info)
+
+
+def trace_estimate(noise: Tensor, directions: Tensor) -> tuple[float, float]:
+    r"""Estimate the trace of the map from noise to directions, with its standard error (Hutchinson).
+
+    :math:`\varepsilon^\top T \varepsilon` has mean :math:`\operatorname{tr} T`; a projector's has variance
+    :math:`2 \operatorname{tr} T`, which stands in for the spread when there is but one sample.
+    """
+    values = (noise.double() * directions.double()).sum(1)
+    mean = float(values.mean().clamp_min(0.0))
+    spread = float(values.std()) if len(values) > 1 else (2.0 * mean) ** 0.5
+    return mean, spread / len(values) ** 0.5

@@ -1,0 +1,75 @@
+r"""ExactDual: the kernel from the Gram matrix of the rows, :math:`v = \varepsilon - A^\top (A A^\top)^+ A \varepsilon`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nullbayes.linalg.rows import Rows
+from nullbayes.linalg.spectral import GramFactor, factor_exact, relative_cutoff
+from nullbayes.projectors.base import (
+    Callback,
+    Outcome,
+    Projection,
+    Projector,
+    check_noise,
+    check_tolerance,
+    conclude,
+)
+
+
+@dataclass(frozen=True)
+class DualState:
+    """The rows and the factor of their Gram matrix."""
+
+    rows: Rows
+    factor: GramFactor
+    cutoff: float
+
+
+@dataclass(frozen=True)
+class ExactDual(Projector):
+    r"""Project by factoring the Gram matrix of all R rows, in float64.
+
+    Cost: :math:`R^2 P` operations for the matrix (half of it by symmetry), :math:`R^3/3` to factor, :math:`4RP` a
+    sample; memory :math:`8 R^2` bytes, twice that where an eigendecomposition is needed. Wins whenever the Gram matrix
+    is affordable. Singular values below :math:`\sqrt{R\,\mathrm{eps}}` of the largest, after scaling the rows to unit
+    length, are taken for zero.
+
+    Parameters
+    ----------
+    cutoff : float, optional
+        Relative eigenvalue cut of the (equilibrated) Gram matrix; default ``R * eps``.
+    rtol, atol : float
+        The stopping sentence, to judge the result by.
+    """
+
+    cutoff: float | None = None
+    rtol: float = 1e-4
+    atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_tolerance(self.rtol, self.atol)
+
+    def prepare(self, rows: Rows) -> DualState:
+        """Form and factor the Gram matrix."""
+        factor = factor_exact(rows.block(0, rows.n_rows).gram(torch.float64), cutoff=self.cutoff)
+        cutoff = relative_cutoff(rows.n_rows, torch.float64) if self.cutoff is None else self.cutoff
+        return DualState(rows, factor, cutoff)
+
+    def apply(self, state: DualState, noise: Tensor, *, callback: Callback | None = None) -> Projection:
+        """Project each row of ``noise`` (S, P)."""
+        rows = state.rows
+        noise = check_noise(rows, noise)
+        directions = noise
+        for _ in range(2):  # the second pass removes what rounding left of the first
+            directions = directions - rows.rmv(state.factor.solve(rows.mv(directions)))
+        projection = conclude(
+            self, rows, noise, directions, sweeps=2, failure=Outcome.STAGNATED, rank=state.factor.rank,
+            precision=torch.float64, cutoff=state.cutoff,
+        )  # fmt: skip
+        if callback is not None:
+            callback(2, projection.info.residual)
+        return projection

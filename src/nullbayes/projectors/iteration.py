@@ -1,0 +1,70 @@
+"""The loop that all iterative projectors share: sweep, measure, let the samples that are done go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import NullBayesError
+from nullbayes.projectors.base import Callback, Outcome, Projector, relative
+
+if TYPE_CHECKING:
+    from nullbayes.linalg.rows import Rows
+
+Carry = tuple[Tensor, ...]  # each (S, ...); the first is the iterate v
+
+_PATIENCE = 8  # measurements without any progress before a sample is given up as stagnated
+
+
+def iterate(
+    projector: Projector,
+    rows: Rows,
+    carry: Carry,
+    reference: Tensor,  # (S,) |A noise|
+    step: Callable[[Carry, int], Carry],
+    *,
+    sweeps_per_step: int,
+    max_sweeps: int,
+    callback: Callback | None,
+) -> tuple[Tensor, Tensor, int, Outcome]:
+    """Step until each sample meets the stopping sentence; return directions, ``|A v|``, sweeps and why it ended.
+
+    The residual is recomputed from the rows after steps 1 to 5, then after every fifth more than before, so that
+    measuring costs little. The schedule is fixed and samples never mix: a sample's result does not depend on the others.
+    """
+    directions = carry[0].clone()
+    target = torch.clamp(projector.rtol * reference, min=projector.atol)
+    norms = reference.clone()
+    best, idle = reference.clone(), torch.zeros_like(reference, dtype=torch.int64)
+    active = (norms > target).nonzero()[:, 0]
+    carry = tuple(part[active] for part in carry)
+    k, next_check, outcome = 0, 1, Outcome.CONVERGED
+    while len(active):
+        if (k + 1) * sweeps_per_step > max_sweeps:
+            outcome = Outcome.MAX_SWEEPS
+            break
+        k += 1
+        carry = step(carry, k)
+        last = (k + 1) * sweeps_per_step > max_sweeps
+        if k < next_check and not last:
+            continue
+        next_check = k + max(1, k // 5)
+        directions[active] = carry[0]
+        now = rows.norms(carry[0])
+        if not torch.isfinite(now).all():
+            msg = f"NaN or Inf appeared in sweep {k * sweeps_per_step}: look for extreme values in the rows."
+            raise NullBayesError(msg)
+        norms[active] = now
+        idle[active] = torch.where(now < 0.999 * best[active], 0, idle[active] + 1)
+        best = torch.minimum(best, norms)
+        if callback is not None:
+            callback(k * sweeps_per_step, relative(norms, reference))
+        going = (now > target[active]) & (idle[active] < _PATIENCE)
+        if bool((idle[active] >= _PATIENCE).any()):
+            outcome = Outcome.STAGNATED
+        active = active[going]
+        carry = tuple(part[going] for part in carry)
+    return directions, norms, k * sweeps_per_step, outcome

@@ -1,0 +1,96 @@
+r"""ExactPrimal: the kernel from :math:`A^\top A`, for few parameters and any number of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nullbayes.linalg.rows import Rows
+from nullbayes.linalg.spectral import relative_cutoff
+from nullbayes.projectors.base import (
+    Callback,
+    Outcome,
+    Projection,
+    Projector,
+    check_noise,
+    check_tolerance,
+    conclude,
+)
+
+
+@dataclass(frozen=True)
+class PrimalState:
+    """An orthonormal basis of what is removed."""
+
+    rows: Rows
+    removed: Tensor  # (P, r)
+    cutoff: float
+
+
+@dataclass(frozen=True)
+class ExactPrimal(Projector):
+    r"""Project by the eigenvectors of :math:`A^\top A`, in float64.
+
+    Cost: :math:`R P^2` operations to form it, about :math:`9 P^3` for its eigenvectors; memory :math:`16 P^2` bytes.
+    Wins for small networks on much data, where the Gram matrix of the rows is the larger one.
+
+    Parameters
+    ----------
+    truncate : bool
+        With more rows than parameters the exact kernel is empty. ``truncate=True`` removes no more eigenvectors, largest
+        first, than it takes to reach ``rtol`` in the mean: what stays is the largest subspace with
+        :math:`E\|A v\|^2 \le \text{rtol}^2\, E\|A\varepsilon\|^2`, a numerical kernel that no order of blocks and no
+        number of sweeps can change.
+    cutoff : float, optional
+        Relative eigenvalue cut when not truncating; default ``P * eps``, rows scaled to unit length.
+    rtol, atol : float
+        The stopping sentence.
+    """
+
+    truncate: bool = False
+    cutoff: float | None = None
+    rtol: float = 1e-4
+    atol: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_tolerance(self.rtol, self.atol)
+
+    def prepare(self, rows: Rows) -> PrimalState:
+        """Form the matrix and find its eigenvectors."""
+        p = rows.n_columns
+        square = torch.zeros(p, p, dtype=torch.float64, device=rows.device)
+        for _, block in rows.blocks(rows.walk_rows):
+            entries = block.dense().double()
+            if not self.truncate:  # the kernel does not depend on the length of rows, the cut would
+                lengths = entries.norm(dim=1, keepdim=True)
+                entries = entries / torch.where(lengths > 0, lengths, 1.0)
+            square.addmm_(entries.T, entries)
+        eigenvalues, vectors = torch.linalg.eigh(square)
+        eigenvalues = eigenvalues.clamp_min(0.0)
+        cut = relative_cutoff(p, torch.float64) if self.cutoff is None else self.cutoff
+        if self.truncate:
+            # ascending cumulative energy: the first k eigenvectors may stay while it is within the tolerance;
+            # half of the squared tolerance leaves room for the spread between samples
+            energy = eigenvalues.cumsum(0)
+            stay = int((energy <= 0.5 * self.rtol**2 * energy[-1]).sum())
+            cut = float(eigenvalues[stay] / eigenvalues[-1]) if stay < p and eigenvalues[-1] > 0 else 0.0
+        else:
+            stay = int((eigenvalues <= cut * eigenvalues[-1]).sum())
+        return PrimalState(rows, vectors[:, stay:].to(rows.dtype).contiguous(), cut)
+
+    def apply(self, state: PrimalState, noise: Tensor, *, callback: Callback | None = None) -> Projection:
+        """Project each row of ``noise`` (S, P)."""
+        noise = check_noise(state.rows, noise)
+        directions = noise
+        for _ in range(2):  # the second pass removes what rounding left of the first
+            directions = directions - (directions @ state.removed) @ state.removed.T
+        projection = conclude(
+            self, state.rows, noise, directions, sweeps=1,
+            failure=Outcome.TRUNCATED if self.truncate else Outcome.STAGNATED, rank=state.removed.shape[1],
+            precision=torch.float64, cutoff=state.cutoff,
+        )  # fmt: skip
+        if callback is not None:
+            callback(1, projection.info.residual)
+        return projection

@@ -1,0 +1,14 @@
+"""Names for the functions that are passed around."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class RowFunction(Protocol):
+    """What the rows are the derivatives of: one output of the network, or its loss, for each row."""
+
+    def __call__(self, flat: Tensor, x: Any, y: Tensor) -> Tensor:  # (P,) -> (n, O)
+        """Evaluate at flat parameters on some examples."""
