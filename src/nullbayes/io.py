@@ -52,7 +52,10 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
                 raise TypeError
             version = header.get("format_version")
             if not isinstance(version, int) or version > FORMAT_VERSION:
-                msg = f"{source} has format version {version}; this nullbayes reads up to {FORMAT_VERSION}: upgrade nullbayes."
+                msg = (
+                    f"{source} has format version {version}; this nullbayes reads up to {FORMAT_VERSION}: "
+                    "upgrade nullbayes."
+                )
                 raise FileError(msg)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
@@ -78,7 +81,7 @@ def check_model(
         raise FileError(msg)
     if header["fingerprint"] != fingerprint:
         msg = (
-            "The file belongs to a model of the same structure with other parameters: load the state_dict that the posterior "
-            "was fitted to."
+            "The file belongs to a model of the same structure with other parameters: "
+            "load the state_dict that the posterior was fitted to."
         )
         raise FileError(msg)

@@ -43,7 +43,8 @@ class Likelihood(ABC):
 
     def entropy(self, probs: Tensor) -> Tensor:  # (..., O) -> (...)
         """Return the entropy of probabilities."""
-        return torch.special.entr(probs).sum(-1)
+        terms: Tensor = torch.special.entr(probs)
+        return terms.sum(-1)
 
     def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
         """Return the likelihood with whatever it takes from the training data filled in."""
@@ -61,8 +62,8 @@ class Classification(Likelihood):
         classes = outputs.shape[1]
         if classes == 1:
             msg = (
-                'The network has one output, but "classification" needs a logit for each class (softmax of one logit is '
-                'always 1): use likelihood="binary".'
+                'The network has one output, but "classification" needs a logit for each class '
+                '(softmax of one logit is always 1): use likelihood="binary".'
             )
             raise LikelihoodError(msg)
         if targets.is_floating_point():
@@ -87,7 +88,10 @@ class Classification(Likelihood):
         return functional.cross_entropy(outputs, targets, reduction="none")
 
     def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        r"""Return :math:`(I - s s^\top)\operatorname{diag}(s)`, with :math:`s = \sqrt p`: its square is diag(p) − p p⊤."""
+        r"""Return :math:`(I - s s^\top)\operatorname{diag}(s)`, with :math:`s = \sqrt p`.
+
+        Its square is diag(p) − p p⊤.
+        """
         s = outputs.softmax(-1).sqrt()
         return (torch.eye(s.shape[-1], dtype=s.dtype, device=s.device) - s[:, :, None] * s[:, None, :]) * s[:, None, :]
 
@@ -106,10 +110,16 @@ class Bernoulli(Likelihood):
         """Refuse the wrong number of logits, and targets that are not 0 or 1."""
         width = outputs.shape[1]
         if self.name == "binary" and width != 1:
-            msg = f'"binary" takes one logit an example, but the network has {width} outputs: use "classification" or "multilabel".'
+            msg = (
+                f'"binary" takes one logit an example, but the network has {width} outputs: '
+                'use "classification" or "multilabel".'
+            )
             raise LikelihoodError(msg)
         if targets.numel() != outputs.numel():
-            msg = f"{self.name} targets must be one 0 or 1 for each of the {width} logits, not shape {tuple(targets.shape)}."
+            msg = (
+                f"{self.name} targets must be one 0 or 1 for each of the {width} logits, "
+                f"not shape {tuple(targets.shape)}."
+            )
             raise LikelihoodError(msg)
         if not bool(((targets == 0) | (targets == 1)).all()):
             msg = f"{self.name} targets must be 0 or 1; found {float(targets.min()):g} to {float(targets.max()):g}."
@@ -131,7 +141,8 @@ class Bernoulli(Likelihood):
 
     def entropy(self, probs: Tensor) -> Tensor:
         """Return the summed entropies of the two-sided coins."""
-        return (torch.special.entr(probs) + torch.special.entr(1 - probs)).sum(-1)
+        terms: Tensor = torch.special.entr(probs) + torch.special.entr(1 - probs)
+        return terms.sum(-1)
 
 
 @dataclass(frozen=True)
@@ -156,10 +167,16 @@ class Regression(Likelihood):
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse class labels and shapes that would broadcast."""
         if not targets.is_floating_point():
-            msg = 'Targets are integers: use likelihood="classification", or convert them with targets.float() for "regression".'
+            msg = (
+                'Targets are integers: use likelihood="classification", '
+                'or convert them with targets.float() for "regression".'
+            )
             raise LikelihoodError(msg)
         if targets.numel() != outputs.numel():
-            msg = f"Regression targets of shape {tuple(targets.shape)} do not fit outputs of shape {tuple(outputs.shape)}."
+            msg = (
+                f"Regression targets of shape {tuple(targets.shape)} "
+                f"do not fit outputs of shape {tuple(outputs.shape)}."
+            )
             raise LikelihoodError(msg)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -193,7 +210,10 @@ class CustomLoss(Likelihood):
         losses = self.function(outputs, targets)
         if not isinstance(losses, Tensor) or losses.shape != (len(outputs),):
             shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-            msg = f'The loss must return one value an example, shape ({len(outputs)},), not {shape}: use reduction="none".'
+            msg = (
+                f"The loss must return one value an example, shape ({len(outputs)},), not {shape}: "
+                'use reduction="none".'
+            )
             raise LikelihoodError(msg)
         if not torch.isfinite(losses).all():
             msg = "The loss is NaN or Inf on the training data."
@@ -221,7 +241,10 @@ def resolve(likelihood: str | Likelihood | LossFn) -> Likelihood:
         return likelihood
     if isinstance(likelihood, str):
         if likelihood not in named:
-            msg = f"likelihood={likelihood!r} is not one of {', '.join(named)}, nor a callable (outputs, targets) -> losses."
+            msg = (
+                f"likelihood={likelihood!r} is not one of {', '.join(named)}, "
+                "nor a callable (outputs, targets) -> losses."
+            )
             raise LikelihoodError(msg)
         return named[likelihood]
     if callable(likelihood):
@@ -236,5 +259,8 @@ def _check_labels(targets: Tensor, classes: int) -> None:
         raise LikelihoodError(msg)
     low, high = int(targets.min()), int(targets.max())
     if low < 0 or high >= classes:
-        msg = f"Class labels run from {low} to {high}, but the network has {classes} outputs: labels must be 0 to {classes - 1}."
+        msg = (
+            f"Class labels run from {low} to {high}, but the network has {classes} outputs: "
+            f"labels must be 0 to {classes - 1}."
+        )
         raise LikelihoodError(msg)

@@ -68,7 +68,7 @@ def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -
     if not one and not isinstance(x, Iterable):
         msg = f"Inputs must be a tensor, a tuple, a mapping or a loader of these, not {type(x).__name__}."
         raise DataError(msg)
-    size = max(1, _EXAMPLES_TIMES_SAMPLES // max(1, n_samples))
+    size, empty = max(1, _EXAMPLES_TIMES_SAMPLES // max(1, n_samples)), True
     for batch in [x] if one else x:
         inputs = batch if one else inputs_of(batch, batch_fn)
         if any(leaf.is_floating_point() and not torch.isfinite(leaf).all() for leaf in leaves(inputs)):
@@ -78,6 +78,10 @@ def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -
         for start in range(0, total, size):
             piece = map_leaves(lambda leaf, start=start: leaf[start : start + size] if leaf.ndim else leaf, inputs)
             yield to_device(piece, network.device)
+            empty = False
+    if empty:
+        msg = "There is nothing to predict: the loader yields no batch, or only empty ones."
+        raise DataError(msg)
 
 
 def predict(
@@ -93,9 +97,6 @@ def predict(
     parts = [
         sample_outputs(network, piece, deviations, pred_type) for piece in stream(x, network, batch_fn, len(deviations))
     ]
-    if not parts:
-        msg = "There is nothing to predict: the loader yields no batch."
-        raise DataError(msg)
     return summarize(torch.cat(parts, dim=1), likelihood)
 
 
@@ -108,9 +109,9 @@ def summarize(samples: Tensor, likelihood: Likelihood) -> Prediction:  # (S, N, 
 def score(prediction: Prediction, likelihood: Likelihood, kind: str) -> Tensor:  # (N,)
     """Return one number an input, higher where it is stranger.
 
-    ``max_variance`` (the paper's text) and ``sum_variance`` are of the outputs; ``max_prob_variance`` (the authors' code)
-    of the probabilities; ``entropy`` is that of the mean prediction, ``mutual_information`` its part that the samples
-    disagree on.
+    ``max_variance`` (the paper's text) and ``sum_variance`` are of the outputs; ``max_prob_variance`` (the authors'
+    code) of the probabilities; ``entropy`` is that of the mean prediction, ``mutual_information`` its part that the
+    samples disagree on.
     """
     if kind not in SCORES:
         msg = f"kind must be one of {', '.join(SCORES)}, not {kind!r}."

@@ -1,6 +1,7 @@
 r"""The prior precision :math:`\alpha`: in closed form, by held-out likelihood, by marginal likelihood.
 
-Directions do not depend on :math:`\alpha`; a sample is :math:`\theta + v/\sqrt\alpha`, so choosing it costs no projection.
+Directions do not depend on :math:`\alpha`; a sample is :math:`\theta + v/\sqrt\alpha`, so choosing it costs no
+projection.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ def maximize(objective: Callable[[float], float], start: float, what: str) -> fl
     values = [objective(math.exp(point)) for point in grid]
     finite = [i for i, value in enumerate(values) if math.isfinite(value)]
     if not finite:
-        msg = f"The {what} is not finite for any prior precision between {math.exp(grid[0]):.2g} and {math.exp(grid[-1]):.2g}."
+        msg = (
+            f"The {what} is not finite for any prior precision "
+            f"between {math.exp(grid[0]):.2g} and {math.exp(grid[-1]):.2g}."
+        )
         raise SettingsError(msg)
     best = max(finite, key=lambda i: values[i])
     if best in (0, len(grid) - 1):
         message = (
-            f"The {what} is still rising at the edge of the search, at a prior precision of {math.exp(grid[best]):.2g}: "
-            "the data do not determine it. The edge is used."
+            f"The {what} is still rising at the edge of the search, "
+            f"at a prior precision of {math.exp(grid[best]):.2g}: the data do not determine it. The edge is used."
         )
         warnings.warn(message, NullBayesWarning, stacklevel=3)
         return math.exp(grid[best])
@@ -62,7 +66,7 @@ def maximize(objective: Callable[[float], float], start: float, what: str) -> fl
 
 
 def spectrum(rows: Rows, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    r"""Return eigenvalues of :math:`A^\top A` and how often each counts: all of them if A is small, else a quadrature."""
+    r"""Return eigenvalues of :math:`A^\top A` and how often each counts: all if A is small, else a quadrature."""
     if min(rows.n_rows, rows.n_columns) <= _DENSE_SPECTRUM:
         if rows.n_rows <= rows.n_columns:
             square = rows.block(0, rows.n_rows).gram(torch.float64)

@@ -54,9 +54,23 @@ def n_examples(x: Any) -> int:
     return lengths.pop()
 
 
-def first_examples(x: Any, n: int) -> Any:
-    """Return the first examples of an input."""
-    return map_leaves(lambda leaf: leaf[:n], x)
+def take_examples(x: Any, start: int, stop: int) -> Any:
+    """Return some examples of an input; what has no dimension belongs to all of them."""
+    return map_leaves(lambda leaf: leaf[start:stop] if leaf.ndim else leaf, x)
+
+
+def example_dims(x: Any) -> Any:
+    """Return ``in_dims`` for ``vmap`` over examples: 0 for tensors that have them, None for what all share."""
+    if isinstance(x, Mapping):
+        return {key: example_dims(value) for key, value in x.items()}
+    if isinstance(x, (tuple, list)):
+        return tuple(example_dims(value) for value in x)
+    return 0 if isinstance(x, Tensor) and x.ndim else None
+
+
+def as_batch(x: Any, dims: Any) -> Any:
+    """Return one example, as ``vmap`` over ``dims`` hands it out, as a batch of one."""
+    return map_leaves(lambda leaf, dim: leaf if dim is None else leaf[None], x, dims)
 
 
 def to_device(x: Any, device: torch.device) -> Any:
@@ -112,9 +126,17 @@ class Examples:
         self.device = device
         self._batches: list[tuple[Any, Tensor]] = []
         self._starts = [0]
+        expected: list[tuple[int, ...]] = []
         for i, batch in enumerate(loader):
             x, y = split_batch(batch, batch_fn)
             _check_batch(i, x, y)
+            shapes = [tuple(leaf.shape[1:]) for leaf in (*leaves(x), y)]
+            expected = shapes if i == 0 else expected
+            if shapes != expected:
+                pairs = zip(shapes, expected, strict=False)
+                got, wanted = next((pair for pair in pairs if pair[0] != pair[1]), (shapes, expected))
+                msg = f"Batch {i} holds examples of shape {got}, the earlier ones {wanted}: pad all to one shape."
+                raise DataError(msg)
             self._batches.append((x, y))
             self._starts.append(self._starts[-1] + len(y))
         if not self._batches:
@@ -132,8 +154,10 @@ class Examples:
         for (x, y), first in zip(self._batches, self._starts, strict=False):
             a, b = max(start, first) - first, min(stop, first + len(y)) - first
             if a < b:
-                pieces.append((map_leaves(lambda leaf, a=a, b=b: leaf[a:b], x), y[a:b]))
-        x = pieces[0][0] if len(pieces) == 1 else map_leaves(lambda *t: torch.cat(t), *(p[0] for p in pieces))
+                pieces.append((take_examples(x, a, b), y[a:b]))
+        x = pieces[0][0]
+        if len(pieces) > 1:
+            x = map_leaves(lambda *parts: torch.cat(parts) if parts[0].ndim else parts[0], *(p[0] for p in pieces))
         y = pieces[0][1] if len(pieces) == 1 else torch.cat([p[1] for p in pieces])
         return to_device(x, self.device), y.to(self.device)
 
@@ -156,8 +180,9 @@ class Examples:
             ]
             if not all(same):
                 msg = (
-                    f"Batch {seen} is not the same when the loader is read a second time: it shuffles or augments. Rows are "
-                    f"revisited in order, so pass the data as the network should remember them: {_RECIPE}, no random transforms."
+                    f"Batch {seen} is not the same when the loader is read a second time: it shuffles or augments. "
+                    "Rows are revisited in order, so pass the data as the network should remember them: "
+                    f"{_RECIPE}, no random transforms."
                 )
                 raise DataError(msg)
             seen += 1
@@ -168,22 +193,30 @@ class Examples:
 
 def _refuse_random_order(loader: Iterable[Any]) -> None:
     if isinstance(loader, (Tensor, Mapping, str)) or not isinstance(loader, Iterable):
-        msg = f"The loader must yield batches (inputs, targets), not be a {type(loader).__name__}: {_RECIPE}, or [(x, y)]."
+        msg = (
+            f"The loader must yield batches (inputs, targets), not be a {type(loader).__name__}: "
+            f"{_RECIPE}, or [(x, y)]."
+        )
         raise DataError(msg)
     if isinstance(loader, tuple):
         msg = "The loader is a tuple; one batch (x, y) is passed as a list of batches: [(x, y)]."
         raise DataError(msg)
     if not isinstance(loader, DataLoader):
         return
-    if isinstance(getattr(loader, "sampler", None), (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
+    batches = loader.batch_sampler
+    sampler = getattr(batches, "sampler", loader.sampler)
+    if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
         msg = (
-            f"The loader draws examples in random order ({type(loader.sampler).__name__}). Rows are revisited in "
+            f"The loader draws examples in random order ({type(sampler).__name__}). Rows are revisited in "
             f"order, so pass {_RECIPE}."
         )
         raise DataError(msg)
-    if loader.drop_last and loader.batch_size is not None:
-        left = len(loader.sampler) % loader.batch_size  # type: ignore[arg-type]
-        if left:
+    if getattr(batches, "drop_last", False):
+        try:
+            left = str(len(sampler) % batches.batch_size)  # type: ignore[arg-type, union-attr]
+        except TypeError:
+            left = "few"  # a stream does not say how long it is
+        if left != "0":
             msg = (
                 f"The loader drops its last {left} examples (drop_last=True): the posterior would be free to change "
                 "their predictions. Pass drop_last=False."

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
-from nullbayes.jacobian.data import map_leaves
+from nullbayes.jacobian.data import as_batch, example_dims, map_leaves, take_examples
 from nullbayes.jacobian.network import Network
 from nullbayes.linalg.held import DensePiece, OuterPiece, Piece
 from nullbayes.types import RowFunction
@@ -79,7 +79,7 @@ class LayerRows:
 
     def __init__(self, network: Network, function: RowFunction, x: Any, y: Tensor) -> None:
         self.network, self.function = network, function
-        few = map_leaves(lambda leaf: leaf[:_CHECKED_EXAMPLES], x)
+        few = take_examples(x, 0, _CHECKED_EXAMPLES)
         self.layers = self._usable(find_layers(network), few, y[:_CHECKED_EXAMPLES])
         self.rest = self._uncovered()
         if self.layers and not self._agrees(few, y[:_CHECKED_EXAMPLES]):
@@ -113,6 +113,7 @@ class LayerRows:
         """Differentiate example by example with respect to some columns."""
         theta = self.network.theta
         inside = torch.cat([theta[start:stop] for start, stop in ranges])
+        dims = example_dims(x)
 
         def one(values: Tensor, xi: Any, yi: Tensor) -> Tensor:  # (O,)
             parts, edge, offset = [], 0, 0
@@ -120,10 +121,11 @@ class LayerRows:
                 parts += [theta[edge:start], values[offset : offset + stop - start]]
                 edge, offset = stop, offset + stop - start
             flat = torch.cat([*parts, theta[edge:]])
-            return self.function(flat, map_leaves(lambda leaf: leaf[None], xi), yi[None])[0]
+            return self.function(flat, as_batch(xi, dims), yi[None])[0]
 
         with torch.no_grad():
-            return vmap(jacrev(one), in_dims=(None, 0, 0))(inside, x, y).flatten(0, 1)
+            entries: Tensor = vmap(jacrev(one), in_dims=(None, dims, 0))(inside, x, y)  # (n, O, c)
+            return entries.flatten(0, 1)
 
     def _uncovered(self) -> tuple[tuple[int, int], ...]:
         covered = sorted(
@@ -163,27 +165,29 @@ class LayerRows:
         seen: dict[str, list[tuple[Tensor, Tensor]]] = {layer.name: [] for layer in layers}
 
         def watch(name: str) -> Any:
-            def hook(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-                seen[name].append((inputs[0].detach(), output))
+            def hook(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> Tensor:
+                seen[name].append(((args[0] if args else kwargs["input"]).detach(), output))
                 return output.clone()  # what follows may change its input in place
 
             return hook
 
-        handles = [layer.module.register_forward_hook(watch(layer.name)) for layer in layers]
+        handles = [layer.module.register_forward_hook(watch(layer.name), with_kwargs=True) for layer in layers]
         try:
-            with torch.enable_grad():
-                theta = self.network.theta.detach().requires_grad_()
+            with torch.inference_mode(False), torch.enable_grad():  # whatever the mode around the call
+                theta = self.network.theta.clone().requires_grad_()
+                x, y = map_leaves(lambda leaf: leaf.clone() if leaf.is_inference() else leaf, (x, y))
                 rows = self.function(theta, x, y)  # (n, O)
+                summed = [rows[:, o].sum() for o in range(rows.shape[1])]
         finally:
             for handle in handles:
                 handle.remove()
-        once = {name: calls[0] for name, calls in seen.items() if len(calls) == 1}
+        once = {name: calls[0] for name, calls in seen.items() if len(calls) == 1 and calls[0][1].requires_grad}
         outputs = [output for _, output in once.values()]
         if not outputs:
             return {}, {}
         gradients = [
-            torch.autograd.grad(rows[:, o].sum(), outputs, retain_graph=o + 1 < rows.shape[1], allow_unused=True)
-            for o in range(rows.shape[1])
+            torch.autograd.grad(value, outputs, retain_graph=o + 1 < len(summed), allow_unused=True)
+            for o, value in enumerate(summed)
         ]
         stacked = {}
         for i, (name, (_, output)) in enumerate(once.items()):
@@ -196,13 +200,9 @@ def _layer_pieces(layer: Layer, inputs: Tensor, gradients: Tensor) -> list[Piece
     """Return the rows of one layer: factors where an example has one position, entries where it has several."""
     module = layer.module
     if isinstance(module, nn.Conv2d):
-        inputs = nn.functional.unfold(
-            inputs,
-            module.kernel_size,
-            module.dilation,
-            module.padding,
-            module.stride,  # type: ignore[arg-type]
-        ).transpose(1, 2)  # (n, T, in)
+        assert not isinstance(module.padding, str)
+        patches = nn.functional.unfold(inputs, module.kernel_size, module.dilation, module.padding, module.stride)
+        inputs = patches.transpose(1, 2)  # (n, T, in)
         gradients = gradients.flatten(3).transpose(2, 3)  # (n, O, T, out)
     elif inputs.ndim == 2:
         return [OuterPiece(inputs, gradients, layer.weight, layer.bias)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.data import first_examples
+from nullbayes.jacobian.data import take_examples
 
 Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 
@@ -50,6 +50,7 @@ class Network:
             bad = next(name for name, p in chosen.items() if not torch.isfinite(p).all())
             msg = f"Parameter {bad!r} holds NaN or Inf: the network cannot have been trained to this state."
             raise ModelError(msg)
+        self._fixed = {name: t.detach().clone() for name, t in _tensors(model).items() if name not in chosen}
         self.n_parameters = len(self.theta)
         self.dtype, self.device = self.theta.dtype, self.theta.device
 
@@ -57,7 +58,7 @@ class Network:
         """Name the pieces of a flat vector, or of a batch of them."""
         pieces = flat.split(self.sizes, dim=-1)
         return {
-            name: piece.reshape(*flat.shape[:-1], *shape)
+            name: piece.reshape((*flat.shape[:-1], *shape))
             for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True)
         }
 
@@ -94,7 +95,7 @@ class Network:
             )
             raise ModelError(msg)
         if len(outputs) > 1:
-            alone = self.outputs(first_examples(x, 1))
+            alone = self.outputs(take_examples(x, 0, 1))
             if float((alone - outputs[:1]).abs().max()) > allowed:
                 msg = (
                     "The answer for an example depends on the other examples in its batch (normalization by batch "
@@ -105,29 +106,43 @@ class Network:
 
     def check_unchanged(self) -> None:
         """Refuse to go on when the model's parameters are no longer those that the posterior was made for."""
-        current = dict(self.model.named_parameters())
-        for name, piece in zip(self.names, self.theta.split(self.sizes), strict=True):
-            if not torch.equal(current[name].detach().reshape(-1).to(piece.device), piece):
+        current = _tensors(self.model)
+        for name, old in {**self.unflatten(self.theta), **self._fixed}.items():
+            new = current.get(name)
+            if new is None or not _same(new.detach().to(old.device), old):
                 msg = (
-                    f"Parameter {name!r} of the model has changed since the posterior was made: load the old parameters "
-                    "back, or fit a new posterior."
+                    f"{name!r} of the model has changed since the posterior was made: "
+                    "load the old parameters back, or make and fit a new posterior."
                 )
                 raise ModelError(msg)
 
     def fingerprint(self) -> str:
         """Return a hash of every parameter and buffer of the model as they are now: names, shapes and bytes."""
         digest = hashlib.sha256()
-        for name, tensor in sorted({**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}.items()):
+        for name, tensor in sorted(_tensors(self.model).items()):
             value = tensor.detach().cpu().contiguous()
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
 
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return every parameter and buffer by name: what the outputs depend on beside the inputs."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Compare two tensors entry by entry; NaN, which a buffer may hold, is the same as NaN."""
+    return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num()))
+
+
 def as_matrix(outputs: Any) -> Tensor:  # (n,) or (n, O) -> (n, O)
     """Return outputs as a matrix, one row an example."""
     if not isinstance(outputs, Tensor):
-        msg = f"The model returns {type(outputs).__name__}; wrap it in a module that returns one tensor (examples, outputs)."
+        msg = (
+            f"The model returns {type(outputs).__name__}; "
+            "wrap it in a module that returns one tensor (examples, outputs)."
+        )
         raise ModelError(msg)
     if outputs.ndim == 1:
         return outputs[:, None]
@@ -182,6 +197,9 @@ def _select(model: nn.Module, parameters: Selection) -> dict[str, nn.Parameter]:
             raise ModelError(msg)
         return chosen
     patterns = [parameters] if isinstance(parameters, str) else list(parameters)
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        msg = f"parameters=... takes names or globs, such as {list(everything)[-1]!r}, or a predicate, not {parameters!r:.60}."
+        raise ModelError(msg)
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in everything):
             msg = f"parameters={pattern!r} matches none of {', '.join(list(everything)[:8])}, ..."
@@ -196,8 +214,8 @@ def _check_uniform(chosen: Mapping[str, Tensor]) -> None:
     ):
         if len(values) > 1:
             msg = (
-                f"The parameters lie on several {what} ({', '.join(sorted(values))}): move the model to one, or restrict "
-                "parameters=... to one."
+                f"The parameters lie on several {what} ({', '.join(sorted(values))}): "
+                "move the model to one, or restrict parameters=... to one."
             )
             raise ModelError(msg)
     if not all(p.is_floating_point() for p in chosen.values()):

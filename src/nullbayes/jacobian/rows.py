@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nullbayes.errors import SettingsError
+from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.data import BatchFn, Examples
 from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network, Selection
@@ -60,7 +60,9 @@ class JacobianRows(Rows):
         self.granule, self.storage = granule, storage
         self.n_rows, self.n_columns = len(examples) * granule, network.n_parameters
         self.dtype, self.device = network.dtype, network.device
-        self._layers = LayerRows(network, function, *examples.read(0, min(3, len(examples))))
+        few = examples.read(0, min(3, len(examples)))
+        self._layers = LayerRows(network, function, *few)
+        self._compare_modes(*few)
 
     @property
     def route(self) -> str:
@@ -117,6 +119,23 @@ class JacobianRows(Rows):
             for target, piece in zip(whole, part, strict=True):
                 _fill(target.take(rows), piece)
         return tuple(whole)
+
+    def _compare_modes(self, x: Any, y: Tensor) -> None:
+        """Refuse a network that reverse mode, for the rows, and forward mode, for predictions, see differently."""
+        theta = self.network.theta
+        vector = torch.randn(1, self.n_columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        try:
+            ahead = push(self.function, theta, x, y, vector.to(theta)).flatten(1)
+        except NotImplementedError:  # an operation without forward mode: predictions will say so
+            return
+        block = HeldBlock(tuple(self._layers.pieces(x, y)), ahead.shape[1], self.n_columns, self.granule, theta)
+        back = block.mv(vector.to(theta))
+        if float((ahead - back).norm()) > torch.finfo(theta.dtype).eps ** 0.4 * float(ahead.norm() + back.norm()):
+            msg = (
+                "Part of the network runs under torch.no_grad(), so that its parameters look as if they had no influence: "
+                "leave them out with parameters=... or requires_grad_(False), or run it with gradients."
+            )
+            raise ModelError(msg)
 
     def _chunks(self, n_vectors: int, first: int, last: int) -> Iterable[tuple[int, int]]:
         return self.examples.ranges(max(1, _PRODUCT_EXAMPLES // max(1, n_vectors)), first, last)
@@ -180,10 +199,10 @@ def _open(
         x, y = examples.read(start, stop)
         outputs.append(network.outputs(x))
         targets.append(y)
-        chosen.check(outputs[-1], y)
         if not torch.isfinite(outputs[-1]).all():
             msg = f"The network answers NaN or Inf on training examples {start} to {stop}."
-            raise SettingsError(msg)
+            raise ModelError(msg)
+        chosen.check(outputs[-1], y)
     return network, examples, chosen.fitted(torch.cat(outputs), torch.cat(targets))
 
 
@@ -222,8 +241,9 @@ class OutputJacobian(JacobianRows):
             return network(flat, x)
 
         def scaled(flat: Tensor, x: Any, y: Tensor) -> Tensor:
-            root = fitted.hessian_root(network(network.theta, x), y).detach()
-            return (root @ network(flat, x)[..., None])[..., 0]
+            values = network(flat, x)
+            root = fitted.hessian_root(values.detach(), y)  # once through the network, so that rows go by layers
+            return (root @ values[..., None])[..., 0]
 
         self.hessian = hessian
         width = network.outputs(examples.read(0, 1)[0]).shape[1]

@@ -1,4 +1,4 @@
-r"""Lanczos' process on :math:`A^\top A`, with full reorthogonalization, and what follows from its tridiagonal matrix."""
+r"""Lanczos' process on :math:`A^\top A`, fully reorthogonalized, and what follows from its tridiagonal matrix."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -90,7 +91,7 @@ class Rows(ABC):
         granules = -(-self.n_rows // self.granule)
         n_blocks = max(1, -(-granules // max(1, block_rows // self.granule)))
         edges = [min(self.n_rows, granules * i // n_blocks * self.granule) for i in range(n_blocks + 1)]
-        return tuple((a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a)
+        return tuple((a, b) for a, b in pairwise(edges) if b > a)
 
     def blocks(self, block_rows: int) -> Iterator[tuple[slice, Block]]:
         """Iterate over the blocks of :meth:`cuts`, in order."""

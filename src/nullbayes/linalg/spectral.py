@@ -8,15 +8,20 @@ square root of the smallest normal number is taken for zero, and counted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 
-def relative_cutoff(size: int, dtype: torch.dtype) -> float:
-    """Return the cut below which an eigenvalue, relative to the largest, is rounding: ``size * eps``."""
-    return size * torch.finfo(dtype).eps
+def relative_cutoff(size: int, rows_dtype: torch.dtype, gram_dtype: torch.dtype = torch.float64) -> float:
+    """Return the cut below which an eigenvalue of a Gram matrix, relative to the largest, is rounding.
+
+    Two roundings count: that of the Gram matrix itself, ``size * eps``, and that of products with the rows, which reach
+    singular values of a few ``eps`` and therefore eigenvalues of its square.
+    """
+    return size * max(torch.finfo(gram_dtype).eps, (8.0 * torch.finfo(rows_dtype).eps) ** 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +40,6 @@ class GramFactor:
         Numerical rank; None for a shifted factor, which decides no rank.
     shift : float
         :math:`\delta`, zero for an exact factor.
-    smallest : float
-        A lower estimate of the smallest retained eigenvalue, relative to the largest.
     """
 
     scale: Tensor
@@ -45,7 +48,6 @@ class GramFactor:
     eigenvalues: Tensor | None
     rank: int | None
     shift: float
-    smallest: float
 
     def solve(self, vectors: Tensor) -> Tensor:  # (S, m) -> (S, m)
         """Apply the (pseudo-)inverse to each vector, in the factor's precision."""
@@ -68,7 +70,7 @@ def _equilibrate(gram: Tensor) -> tuple[Tensor, Tensor]:
     return gram, scale
 
 
-def factor_exact(gram: Tensor, *, cutoff: float | None = None) -> GramFactor:
+def factor_exact(gram: Tensor, cutoff: float) -> GramFactor:
     r"""Factor a Gram matrix for :math:`G^+`; ``gram`` is overwritten.
 
     Cholesky where the matrix is safely regular, else the eigenvectors above the cut. Singular values of the rows below
@@ -78,42 +80,87 @@ def factor_exact(gram: Tensor, *, cutoff: float | None = None) -> GramFactor:
     ----------
     gram : Tensor (m, m)
         Symmetric, positive semi-definite.
-    cutoff : float, optional
-        Relative to the largest eigenvalue of the equilibrated matrix; by default ``m * eps``.
+    cutoff : float
+        Relative to the largest eigenvalue of the equilibrated matrix.
     """
-    m = len(gram)
     gram, scale = _equilibrate(gram)
-    alive = int((scale > 0).sum())
-    cut = relative_cutoff(m, gram.dtype) if cutoff is None else cutoff
     triangle, info = torch.linalg.cholesky_ex(gram)
-    # The smallest pivot bounds the smallest eigenvalue from above only, hence the wide margin.
-    pivots = triangle.diagonal().square()
-    if int(info) == 0 and float(pivots.min()) > 1e4 * m * cut:
-        return GramFactor(scale, triangle, None, None, alive, 0.0, float(pivots.min()) / m)
+    if int(info) == 0:
+        smallest = _smallest_eigenvalue(triangle) / _largest_eigenvalue(gram)
+        if smallest > 10.0 * cutoff:
+            return GramFactor(scale, triangle, None, None, int((scale > 0).sum()), 0.0)
     del triangle
     gram.diagonal().copy_((scale > 0).to(gram.dtype))  # rows that are zero: eigenvalue zero
     eigenvalues, basis = torch.linalg.eigh(gram)
-    largest = float(eigenvalues[-1]) if m else 0.0
-    keep = eigenvalues > cut * largest if largest > 0 else torch.zeros_like(eigenvalues, dtype=torch.bool)
-    rank = int(keep.sum())
-    smallest = float(eigenvalues[keep][0]) / largest if rank else 0.0
-    return GramFactor(scale, None, basis[:, keep].contiguous(), eigenvalues[keep], rank, 0.0, smallest)
+    keep = eigenvalues > cutoff * eigenvalues[-1].clamp_min(0.0)
+    return GramFactor(scale, None, basis[:, keep].contiguous(), eigenvalues[keep], int(keep.sum()), 0.0)
 
 
-def factor_shifted(gram: Tensor) -> GramFactor:
-    r"""Factor :math:`G + \delta D^2` by Cholesky, with the smallest :math:`\delta` that is numerically safe; overwrites.
+def factor_truncated(gram: Tensor, rtol: float, cutoff: float) -> GramFactor:
+    r"""Factor the fewest leading directions of the equilibrated rows that hold all but ``rtol`` of them; overwrites ``gram``.
+
+    See :func:`leading` for what is held; never more than lie above ``cutoff``.
+    """
+    gram, scale = _equilibrate(gram)
+    gram.diagonal().copy_((scale > 0).to(gram.dtype))
+    eigenvalues, basis = torch.linalg.eigh(gram)
+    eigenvalues = eigenvalues.clamp_min(0.0)
+    lengths = torch.where(scale > 0, 1.0 / scale.clamp_min(torch.finfo(scale.dtype).tiny), 0.0)
+    # a unit vector B̃⊤u/√λ̃ changes the rows by λ̃ Σ (length · u)²
+    energies = eigenvalues * (lengths.square() @ basis.square())
+    start = max(leading(eigenvalues, energies, rtol), int((eigenvalues <= cutoff * eigenvalues[-1]).sum()))
+    return GramFactor(scale, None, basis[:, start:].contiguous(), eigenvalues[start:], len(eigenvalues) - start, 0.0)
+
+
+def leading(eigenvalues: Tensor, energies: Tensor, rtol: float) -> int:
+    r"""Return where the leading directions start, among directions in ascending order of their eigenvalue.
+
+    Of isotropic noise, the directions before it leave at most a third of ``rtol`` of the root mean square change of the
+    rows, measured twice: with every row scaled to unit length (``eigenvalues``), so that short rows are held like long
+    ones, and with the rows as they are (``energies``), which is what the stopping sentence asks. The third leaves room
+    for the spread between samples, three standard deviations even where a single direction decides.
+    """
+    allowed = (rtol / 3.0) ** 2
+    stay = [int((e.cumsum(0) <= allowed * e.sum()).sum()) for e in (eigenvalues, energies)]
+    return min(stay)
+
+
+def factor_shifted(gram: Tensor, rows_dtype: torch.dtype) -> GramFactor:
+    r"""Factor :math:`G + \delta D^2` by Cholesky, with the shift :math:`\delta` that rounding asks for; overwrites.
 
     For iterations that project again and again: :math:`I - B^\top (G + \delta D^2)^{-1} B` is symmetric with
     eigenvalues in [0, 1], and its fixed points are exactly the kernel of :math:`B` whatever :math:`\delta` is, so no
-    rank has to be decided and no row is ever dropped.
+    rank has to be decided and no row is ever dropped. The shift has to exceed two errors: products with the rows,
+    rounded at ``eps`` of ``rows_dtype``, are amplified by :math:`1/(2\sqrt\delta)`; and a Gram matrix that was itself
+    accumulated in low precision must not seem smaller than it is, or the step would overshoot.
     """
     gram, scale = _equilibrate(gram)
-    shift = 8.0 * torch.finfo(gram.dtype).eps
+    shift = 8.0 * max(torch.finfo(rows_dtype).eps, len(gram) ** 0.5 * torch.finfo(gram.dtype).eps)
     shifted = 0.0
     while True:
         gram.diagonal().add_(shift - shifted)
         shifted = shift
         triangle, info = torch.linalg.cholesky_ex(gram)
         if int(info) == 0:
-            return GramFactor(scale, triangle, None, None, None, shift, shift)
+            return GramFactor(scale, triangle, None, None, None, shift)
         shift *= 4.0
+
+
+def _largest_eigenvalue(matrix: Tensor) -> float:
+    """Return the largest eigenvalue, by a few steps of the power method from a fixed start."""
+    return _power(lambda vectors: matrix @ vectors, matrix)
+
+
+def _smallest_eigenvalue(triangle: Tensor) -> float:
+    """Return the smallest eigenvalue of the matrix with this Cholesky factor, by a few steps of inverse iteration."""
+    return 1.0 / _power(lambda vectors: torch.cholesky_solve(vectors, triangle), triangle)
+
+
+def _power(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int = 8) -> float:
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(len(like), 4, generator=generator, dtype=torch.float64).to(like.device, like.dtype)
+    growth = 1.0
+    for _ in range(steps):
+        vectors = apply(vectors / vectors.norm(dim=0))
+        growth = float(vectors.norm(dim=0).max())
+    return growth

@@ -7,7 +7,7 @@ import os
 from torch import nn
 
 from nullbayes import io
-from nullbayes.errors import FileError
+from nullbayes.errors import FileError, NullBayesError
 from nullbayes.jacobian.data import BatchFn
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.posteriors.base import SamplePosterior as SamplePosterior
@@ -43,6 +43,8 @@ def load(
     try:
         kind = _KINDS[header["kind"]]
         return kind._from_file(tensors, header, model, likelihood, batch_fn)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+    except NullBayesError:
+        raise
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         msg = f"{path} is not a posterior file of this version, or it was altered ({type(error).__name__}: {error})."
         raise FileError(msg) from error

@@ -1,7 +1,7 @@
 r"""What every posterior that consists of parameter samples can do: predict, score, check, save.
 
-Directions are stored without the prior precision: sample :math:`s` is :math:`\theta + v_s/\sqrt\alpha`, so the precision
-can change at no cost. A method fills in directions; nothing here knows where they came from.
+Directions are stored without the prior precision: sample :math:`s` is :math:`\theta + v_s/\sqrt\alpha`, so the
+precision can change at no cost. A method fills in directions; nothing here knows where they came from.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SamplePosterior:
         batch_fn: BatchFn | None = None,
     ) -> None:
         self._network = Network(model, parameters)
-        self._likelihood = resolve(likelihood)
+        self._likelihood = self._asked = resolve(likelihood)  # as asked for: each fit fills it in anew
         self._batch_fn = batch_fn
         self._directions: Tensor | None = None  # (S, P)
         self._kernel_dimension = 0.0
@@ -110,7 +110,8 @@ class SamplePosterior:
         if n_samples is not None and not 1 <= n_samples <= self.n_samples:
             msg = f"n_samples must be between 1 and {self.n_samples}, not {n_samples}; extend() draws more."
             raise SettingsError(msg)
-        return self.directions[:n_samples] / self.prior_precision**0.5
+        deviations: Tensor = self.directions[:n_samples] / self.prior_precision**0.5
+        return deviations
 
     def sample(self, n: int | None = None) -> dict[str, Tensor]:
         """Return the parameters of the first ``n`` samples by name, stacked: (n, *shape) each."""
@@ -118,7 +119,9 @@ class SamplePosterior:
 
     @contextlib.contextmanager
     def sampled_parameters(self, i: int) -> Iterator[nn.Module]:
-        """Put sample ``i`` into the user's model for the time of a ``with`` block; the trained parameters return after it.
+        """Put sample ``i`` into the user's model for the time of a ``with`` block.
+
+        The trained parameters return after it.
 
         Examples
         --------
@@ -156,6 +159,9 @@ class SamplePosterior:
             Use only the first so many samples.
         """
         self._network.check_unchanged()
+        if n_samples == 1:
+            msg = "n_samples must be at least 2 to speak of a variance, not 1; sample(1) gives the parameters of one."
+            raise SettingsError(msg)
         return predict(
             self._network,
             self._likelihood,
@@ -184,6 +190,7 @@ class SamplePosterior:
 
     def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the network's outputs (N, O), the change at precision 1 (S, N, O), and the targets."""
+        self._network.check_unchanged()
         examples = Examples(loader, self._batch_fn, self._network.device)
         outputs, changes, targets = [], [], []
         for start, stop in examples.ranges(max(1, _CHUNK // self.n_samples)):
@@ -234,7 +241,7 @@ class SamplePosterior:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write samples, settings and a fingerprint of the model to a safetensors file; the model itself is not in it."""
+        """Write samples, settings and a fingerprint of the model to a safetensors file, without the model itself."""
         header = {
             "kind": type(self).__name__,
             "parameters": list(zip(self._network.names, self._network.shapes, strict=True)),
@@ -278,7 +285,10 @@ class SamplePosterior:
         if likelihood is None:
             stored = header["likelihood"]
             if stored["name"] == "custom":
-                msg = "The posterior was fitted with a loss of your own, which a file cannot hold: pass load(..., likelihood=loss)."
+                msg = (
+                    "The posterior was fitted with a loss of your own, which a file cannot hold: "
+                    "pass load(..., likelihood=loss)."
+                )
                 raise FileError(msg)
             sigma = stored["sigma_noise"]
             likelihood = Regression(sigma) if stored["name"] == "regression" else resolve(stored["name"])

@@ -1,7 +1,7 @@
 r"""The machine behind both projected posteriors: noise, projected onto the kernel of a set of rows.
 
-Draw :math:`\varepsilon \sim N(0, I)` (or from a base distribution), project :math:`v = (I - A^+A)\,\varepsilon`. Which rows
-:math:`A` has is the only difference between the two.
+Draw :math:`\varepsilon \sim N(0, I)` (or from a base distribution), project :math:`v = (I - A^+A)\,\varepsilon`.
+Which rows :math:`A` has is the only difference between the two.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nullbayes import priors
-from nullbayes.errors import CollapseWarning, FileError, NotFittedError, SettingsError, UnderfitWarning
+from nullbayes.errors import CollapseWarning, DataError, FileError, NotFittedError, SettingsError, UnderfitWarning
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.products import linearized, output_rows
 from nullbayes.jacobian.rows import JacobianRows, OutputJacobian
@@ -40,6 +40,7 @@ class KernelPosterior(SamplePosterior):
     _state: Any = None
     _base: Base | None = None
     _report: dict[str, Any] | None = None
+    _underfit_advice = "The posterior underfits: use a smaller tolerance or a larger prior_precision."
 
     @abstractmethod
     def _open_rows(self, examples: Examples) -> JacobianRows:
@@ -84,10 +85,11 @@ class KernelPosterior(SamplePosterior):
         if n_samples < 2:
             msg = f"n_samples must be at least 2 to speak of a variance, not {n_samples}."
             raise SettingsError(msg)
-        self._base = base
+        self._base, self._likelihood = base, self._asked
         self._directions, self._precision, self._report = None, None, None
-        self._prepare(loader, n_samples, projector, tolerance, memory_limit)
-        self._report["seed"] = int(torch.randint(2**32, (1,), generator=generator, device=_home(generator)))
+        report = self._prepare(loader, n_samples, projector, tolerance, memory_limit)
+        report["seed"] = int(torch.randint(2**32, (1,), generator=generator, device=_home(generator)))
+        self._report = report
         self._draw(n_samples, progress)
         self._warn()
         return self
@@ -97,7 +99,6 @@ class KernelPosterior(SamplePosterior):
         if n_samples < 1:
             msg = f"n_samples must be at least 1, not {n_samples}."
             raise SettingsError(msg)
-        _ = self.directions  # says what to do before fit
         self._need_state()
         self._draw(n_samples, progress)
         return self
@@ -110,10 +111,16 @@ class KernelPosterior(SamplePosterior):
         tolerance: float = 1e-2,
         memory_limit: int | str | None = None,
     ) -> Self:
-        """Build rows and projector anew, for ``extend`` and exact variances on a posterior that was loaded or released."""
-        report = dict(self._report or {})
-        self._prepare(loader, self.n_samples, projector, tolerance, memory_limit)
-        self._report = report
+        """Build rows and projector anew, for a posterior that was loaded or released.
+
+        ``extend`` and exact variances need them.
+        """
+        new, old = self._prepare(loader, self.n_samples, projector, tolerance, memory_limit), dict(self._report or {})
+        if new["n_rows"] != old["n_rows"]:
+            self.release()
+            msg = f"The posterior was fitted to {old['n_rows']} rows, these data have {new['n_rows']}: pass the same data."
+            raise DataError(msg)
+        self._report = old
         return self
 
     def release(self) -> Self:
@@ -128,7 +135,8 @@ class KernelPosterior(SamplePosterior):
         projector: str | Projector,
         tolerance: float,
         limit: int | str | None,
-    ) -> None:
+    ) -> dict[str, Any]:
+        """Build rows and projector; return the report of a fit without samples."""
         network = self._network
         network.check_unchanged()
         self._meter = meter = Meter(network.device)
@@ -136,20 +144,25 @@ class KernelPosterior(SamplePosterior):
             examples = Examples(loader, self._batch_fn, network.device)
             rows = self._open_rows(examples)
         self._likelihood = rows.likelihood
-        plan = choose(rows, n_samples=n_samples, memory_limit=memory_limit_bytes(limit, network.device), rtol=tolerance)
-        if isinstance(projector, Projector):
-            self._projector, reason = projector, "as asked for"
-        elif projector == "auto":
-            self._projector, reason = plan.projector, plan.reason
-        else:
+        if not isinstance(projector, Projector) and projector != "auto":
             msg = f'projector must be "auto" or a projector such as nb.projectors.Krylov(), not {projector!r}.'
             raise SettingsError(msg)
+        available = memory_limit_bytes(limit, network.device)
+        try:
+            plan = choose(rows, n_samples=n_samples, memory_limit=available, rtol=tolerance)
+            self._projector, reason, keep = plan.projector, plan.reason, plan.keep
+        except SettingsError:
+            if not isinstance(projector, Projector):
+                raise
+            keep = False  # the advice is to ask for another projector
+        if isinstance(projector, Projector):
+            self._projector, reason = projector, "as asked for"
         with meter.phase("rows"):
-            self._rows = rows.keep() if plan.keep else rows
+            self._rows = rows.keep() if keep else rows
         with meter.phase("factors"):
             self._state = self._projector.prepare(self._rows)
         self._jacobian = rows
-        self._report = {
+        return {
             "projector": type(self._projector).__name__, "reason": reason, "route": rows.route, "n_data": len(examples),
             "n_rows": rows.n_rows, "tolerance": self._projector.rtol, "sweeps": 0, "residual": (), "converged": True,
             "traces": (), "rank": None, "output_std": self._output_std(),
@@ -200,7 +213,10 @@ class KernelPosterior(SamplePosterior):
         if callable(drawn):
             drawn = drawn(n, torch.Generator().manual_seed((seed + start) % 2**32))
         elif start:
-            msg = "The base distribution was given as samples, not as a callable (n, generator): there are no more to extend with."
+            msg = (
+                "The base distribution was given as samples, not as a callable (n, generator): "
+                "there are no more to extend with."
+            )
             raise SettingsError(msg)
         flat = self._network.flatten(drawn) if isinstance(drawn, Mapping) else drawn
         if flat.shape != (n, p):
@@ -214,7 +230,7 @@ class KernelPosterior(SamplePosterior):
             return 1.0
         return super()._resolve_precision(rule)
 
-    # --- what came of it ------------------------------------------------------------------------------------------------
+    # --- what came of it ----------------------------------------------------------------------------------------------
 
     def _dimension(self) -> tuple[float, float]:
         assert self._report is not None
@@ -259,7 +275,8 @@ class KernelPosterior(SamplePosterior):
             kernel_dimension_stderr=stderr, residual=tuple(values["residual"]), tolerance=values["tolerance"],
             converged=values["converged"], sweeps=values["sweeps"], prior_precision=alpha,
             train_std=values["train_std"] / alpha**0.5, output_std=values["output_std"],
-            collapsed=dimension <= max(1.0, 1e-4 * p), seconds=dict(values["seconds"]), peak_memory=values["peak_memory"],
+            collapsed=dimension <= max(1.0, 1e-4 * p), seconds=dict(values["seconds"]),
+            peak_memory=values["peak_memory"],
         )  # fmt: skip
 
     def _warn(self) -> None:
@@ -267,19 +284,18 @@ class KernelPosterior(SamplePosterior):
         if report.collapsed:
             message = (
                 f"The posterior has collapsed on the trained network: of {report.n_parameters:,} parameters the "
-                f"{report.n_rows:,} rows leave an effective kernel of {report.kernel_dimension:.1f} dimensions. Use a larger "
-                "tolerance, the loss-projected posterior (one row an example), or fewer examples."
+                f"{report.n_rows:,} rows leave an effective kernel of {report.kernel_dimension:.1f} dimensions. "
+                "Use a larger tolerance, the loss-projected posterior (one row an example), or fewer examples."
             )
             warnings.warn(message, CollapseWarning, stacklevel=3)
         elif report.train_std > 0.25 * report.output_std > 0:
             message = (
                 f"On the training data the outputs vary by {report.train_std:.2g} (standard deviation), not small beside "
-                f"their own spread of {report.output_std:.2g}: the posterior underfits. Use a smaller tolerance or a larger "
-                "prior_precision."
+                f"their own spread of {report.output_std:.2g}. {self._underfit_advice}"
             )
             warnings.warn(message, UnderfitWarning, stacklevel=3)
 
-    # --- more than samples ------------------------------------------------------------------------------------------------
+    # --- more than samples --------------------------------------------------------------------------------------------
 
     def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, O)
         r"""Return the variance of the linearized outputs.
@@ -289,8 +305,8 @@ class KernelPosterior(SamplePosterior):
         x : as for ``predict``
             The inputs.
         exact : bool
-            Project the rows of :math:`J(x)` themselves, :math:`\|(I - A^+A) J_o(x)^\top\|^2/\alpha`: no Monte Carlo error,
-            at the price of one projection an output.
+            Project the rows of :math:`J(x)` themselves, :math:`\|(I - A^+A) J_o(x)^\top\|^2/\alpha`: no Monte Carlo
+            error, at the price of one projection an output.
         """
         if not exact:
             return self.predict(x).variance
@@ -299,7 +315,6 @@ class KernelPosterior(SamplePosterior):
             msg = "The exact variance is known for the base distribution N(0, I) only: use exact=False."
             raise SettingsError(msg)
         assert self._projector is not None
-        self._network.check_unchanged()
         parts = []
         for piece in stream(x, self._network, self._batch_fn, n_samples=256):
             rows = output_rows(self._network, piece)  # (n, O, P)
@@ -315,9 +330,10 @@ class KernelPosterior(SamplePosterior):
         loader : iterable of batches
             Held-out data for "nll", the training data for "marglik"; "closed_form" does not read it.
         method : "closed_form", "nll" or "marglik"
-            The optimum of the projected marginal likelihood; the best log-likelihood of the mean prediction on the data;
-            or the optimum of the marginal likelihood of linearized Laplace, with the Gauss-Newton matrix proper.
+            The optimum of the projected marginal likelihood; the best log-likelihood of the mean prediction on the
+            data; or the optimum of the marginal likelihood of linearized Laplace, with the Gauss-Newton matrix proper.
         """
+        _ = self.directions  # says what to do before fit
         if method == "closed_form":
             best = super()._resolve_precision("optimal")
         elif method == "nll":
@@ -340,11 +356,16 @@ class KernelPosterior(SamplePosterior):
         return best
 
     def _need_state(self) -> None:
+        _ = self.directions  # says what to do before fit
+        self._network.check_unchanged()
         if self._state is None:
-            msg = "This needs the projector over the training rows, which a file does not hold: call prepare(loader) first."
+            msg = (
+                "This needs the projector over the training rows, which a file does not hold: "
+                "call prepare(loader) first."
+            )
             raise NotFittedError(msg)
 
-    # --- files ----------------------------------------------------------------------------------------------------------
+    # --- files --------------------------------------------------------------------------------------------------------
 
     def _header(self) -> dict[str, Any]:
         if self._report is None:
@@ -356,9 +377,15 @@ class KernelPosterior(SamplePosterior):
         for name in ("residual", "traces"):
             report[name] = tuple(float(v) for v in report[name])
         self._report = report
-        if len(report["residual"]) != len(self.directions):
+        self._base = _lost_base if header["based"] else None
+        if self.report.n_samples != len(report["residual"]):
             msg = "The file's report does not fit its samples: it was altered."
             raise FileError(msg)
+
+
+def _lost_base(n: int, generator: torch.Generator) -> Tensor:
+    msg = "The posterior has a base distribution, which a file does not hold: fit a new one to have more samples."
+    raise SettingsError(msg)
 
 
 def _home(generator: torch.Generator | None) -> torch.device:

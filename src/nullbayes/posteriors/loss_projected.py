@@ -8,7 +8,7 @@ from nullbayes.posteriors.kernel import KernelPosterior
 
 
 class LossProjectedPosterior(KernelPosterior):
-    r""":math:`\mathcal N(\theta, \alpha^{-1}(I - L^+ L))`: every sample keeps the loss of each training example, to first order.
+    r""":math:`\mathcal N(\theta, \alpha^{-1}(I - L^+ L))`: every sample keeps each training loss, to first order.
 
     One row an example instead of one an output: far cheaper for many outputs, and a larger kernel. What the loss does
     not see may vary, on the training data too; the report says by how much.
@@ -18,6 +18,11 @@ class LossProjectedPosterior(KernelPosterior):
     model, likelihood, parameters, prior_precision, batch_fn
         See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`.
     """
+
+    _underfit_advice = (
+        "The loss-projected posterior holds the losses to first order only: see check_fit(loader) for what that costs, and "
+        "raise prior_precision (optimize_prior_precision with method='nll' on held-out data) if it is too much."
+    )
 
     def _open_rows(self, examples: Examples) -> JacobianRows:
         return LossJacobian(self._network, examples, self._likelihood)

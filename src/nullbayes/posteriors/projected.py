@@ -2,7 +2,10 @@ r"""The projected posterior: samples in the kernel of the output Jacobian (the p
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
 
 from nullbayes.jacobian.data import BatchFn, Examples
 from nullbayes.jacobian.network import Selection
@@ -35,6 +38,13 @@ class ProjectedPosterior(KernelPosterior):
     ) -> None:
         super().__init__(model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn)
         self._hessian = hessian
+
+    def _header(self) -> dict[str, Any]:
+        return {**super()._header(), "hessian": self._hessian}
+
+    def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        super()._restore(tensors, header)
+        self._hessian = bool(header["hessian"])
 
     def _open_rows(self, examples: Examples) -> JacobianRows:
         return OutputJacobian(self._network, examples, self._likelihood, hessian=self._hessian)

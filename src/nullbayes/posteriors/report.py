@@ -131,7 +131,8 @@ class FitCheck:
         """Lay the check out as a table."""
         lines = [
             f"{self.n_data:,} examples; outputs spread by {self.output_std:.3g}",
-            f"mean outputs moved by {self.mean_shift:.2g} (at most {self.max_shift:.2g}), standard deviation {self.std:.2g}",
+            f"mean outputs moved by {self.mean_shift:.2g} (at most {self.max_shift:.2g}), "
+            f"standard deviation {self.std:.2g}",
             f"nll      {self.nll_model:.4f} -> {self.nll_posterior:.4f}",
         ]
         if self.accuracy_model is not None and self.accuracy_posterior is not None:

@@ -20,7 +20,7 @@ def memory_limit_bytes(limit: int | str | None, device: torch.device) -> int:
     if limit is None:
         return int(0.6 * _free_memory(device))
     if isinstance(limit, str):
-        match = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]?)(i?B)?\s*", limit, flags=re.IGNORECASE)
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([KMGT]?)(i?B)?\s*", limit, flags=re.IGNORECASE)
         if match is None:
             msg = f'memory_limit={limit!r} is not a size: write bytes as a number, or a string such as "8GB".'
             raise SettingsError(msg)
@@ -47,7 +47,8 @@ def _free_memory(device: torch.device) -> int:
 class Meter:
     """Seconds by phase, and the peak of memory since it was made.
 
-    On CUDA the peak is what PyTorch allocated; on a CPU it is the resident memory of the process, where the system tells it.
+    On CUDA the peak is what PyTorch allocated; on a CPU it is the resident memory of the process, where the system
+    tells it.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,8 +1,8 @@
 r"""Alternating: von Neumann's projections, block after block (the paper's Lemma 4.1), and the sweep Krylov wraps.
 
 One block step is :math:`T_b = I - B^\top (B B^\top + \delta D^2)^{-1} B`, with a shift :math:`\delta` of the size of
-rounding that keeps the Cholesky factor safe. It is symmetric with eigenvalues in [0, 1] and leaves exactly the kernel of
-the block unchanged, so the limit of the sweeps is the projection on the intersection of the kernels for any shift.
+rounding that keeps the Cholesky factor safe. It is symmetric with eigenvalues in [0, 1] and leaves exactly the kernel
+of the block unchanged, so the limit of the sweeps is the projection on the intersection of the kernels for any shift.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Alternating(Projector):
     rtol, atol, max_sweeps
         The stopping sentence, and how long to try.
     gram_dtype : torch.dtype, optional
-        Precision of the Gram matrices and factors. By default float64, but for float32 rows in blocks of more than
-        1,000 on a CPU, where it would double the time for digits that the sweeps recover anyway.
+        Precision of the Gram matrices and factors; float64 by default. float32 halves their memory, and needs a larger
+        shift and so more sweeps.
     """
 
     block_rows: int | None = None
@@ -79,12 +79,8 @@ class Alternating(Projector):
         """Cut the rows into blocks and factor the Gram matrix of each."""
         size = self.block_rows or rows.block_rows or balanced_block_rows(rows, n_samples=30)
         cuts = rows.cuts(min(size, rows.n_rows))
-        largest = max(stop - start for start, stop in cuts)
-        precision = self.gram_dtype
-        if precision is None:
-            cheap = rows.dtype == torch.float32 and rows.device.type == "cpu" and largest > 1000
-            precision = torch.float32 if cheap else torch.float64
-        factors = tuple(factor_shifted(rows.block(*cut).gram(precision)) for cut in cuts)
+        precision = self.gram_dtype or torch.float64
+        factors = tuple(factor_shifted(rows.block(*cut).gram(precision), rows.dtype) for cut in cuts)
         return SweepState(rows, cuts, factors, precision)
 
     def apply(self, state: SweepState, noise: Tensor, *, callback: Callback | None = None) -> Projection:
@@ -115,8 +111,8 @@ class Alternating(Projector):
 def balanced_block_rows(rows: Rows, n_samples: int) -> int:
     """Return the block size b at which the factors cost about what they save in sweeps.
 
-    The steps of conjugate gradients fall like 10 R / b (measured on small image networks, to a residual of 1e-2), so the
-    work is about ``R b gram_cost / 2`` for the Gram matrices, ``R b² / 3`` for their factors and
+    The steps of conjugate gradients fall like 10 R / b (measured on small image networks, to a residual of 1e-2), so
+    the work is about ``R b gram_cost / 2`` for the Gram matrices, ``R b² / 3`` for their factors and
     ``10 R / b · 4 R S product_cost`` for the sweeps.
     """
     r = rows.n_rows
@@ -126,5 +122,5 @@ def balanced_block_rows(rows: Rows, n_samples: int) -> int:
         return r * b * rows_gram / 2 + r * b * b / 3 + steps * 4 * r * n_samples * rows_product
 
     rows_gram, rows_product = rows.gram_cost(), rows.product_cost()
-    sizes = {max(rows.granule, -(-r // n)) for n in (*range(1, 33), *(2**k for k in range(6, 21)))}
+    sizes: set[int] = {max(rows.granule, -(-r // n)) for n in (*range(1, 33), *(2**k for k in range(6, 21)))}
     return min((b for b in sorted(sizes) if b <= _LARGEST_BLOCK or b == rows.granule), key=work)

@@ -12,7 +12,7 @@ from nullbayes.projectors.dual import ExactDual
 from nullbayes.projectors.krylov import Krylov
 from nullbayes.projectors.primal import ExactPrimal
 
-_DIRECT_ROWS = 4_000  # up to here a float64 Gram matrix and even its eigenvectors take seconds on two cores
+_DIRECT_ROWS = 3_000  # up to here the eigenvectors of a float64 Gram matrix take seconds on two cores
 _DIRECT_COLUMNS = 2_500  # eigenvectors of A⊤A cost about nine times the cube
 
 
@@ -78,13 +78,13 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2)
         needed = vectors + extra + (kept if keep else 0)
         return Plan(projector, keep, why, r, p, s, needed, work + 4.0 * r * s * rows.product_cost(), memory_limit)
 
-    if r <= min(p - 1, _DIRECT_ROWS) and 24 * r * r <= room:
-        why = f"{r:,} rows: their Gram matrix is small enough to factor, and the projection is exact"
-        return plan(ExactDual(), why, 24 * r * r, r * r * rows.gram_cost() / 2 + r**3 / 3)
+    if r <= min(p - 1, _DIRECT_ROWS) and 32 * r * r <= room:
+        why = f"{r:,} rows: the eigenvectors of their Gram matrix are removed, leading ones first, until the tolerance is met"
+        return plan(ExactDual(truncate=True, rtol=rtol), why, 32 * r * r, r * r * rows.gram_cost() / 2 + 9.0 * r**3)
     if p <= min(r, _DIRECT_COLUMNS) and 32 * p * p <= room:
         why = (
-            f"only {p:,} parameters and {r:,} rows: there may be no exact kernel, so the eigenvectors of A⊤A are removed, "
-            "largest first, until the tolerance is met"
+            f"only {p:,} parameters and {r:,} rows: there may be no exact kernel, "
+            "so the eigenvectors of A⊤A are removed, leading ones first, until the tolerance is met"
         )
         return plan(ExactPrimal(truncate=True, rtol=rtol), why, 32 * p * p, 2.0 * r * p * p + 9.0 * p**3)
     block = balanced_block_rows(rows, s)

@@ -82,7 +82,7 @@ class Projection:
 
 
 class Projector(ABC):
-    """A way to compute :math:`v = (I - A^+ A) \\varepsilon`."""
+    r"""A way to compute :math:`v = (I - A^+ A) \varepsilon`."""
 
     rtol: float
     atol: float
@@ -131,16 +131,18 @@ def conclude(
     precision: torch.dtype,
     cutoff: float | None = None,
     norms: tuple[Tensor, Tensor] | None = None,
+    typical: float = 0.0,
 ) -> Projection:
     """Measure the residual, judge it by the one stopping sentence, warn where it fails, and pack the result.
 
-    ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway.
+    ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway. ``typical`` is the Frobenius norm of
+    the rows, for a method that meets the tolerance in the mean over noise: it then stands in where ``|A noise|`` is smaller.
     """
     if not torch.isfinite(directions).all():
         msg = "The projection produced NaN or Inf: look for extreme values in the rows."
         raise NullBayesError(msg)
     after, before = norms if norms is not None else (rows.norms(directions), rows.norms(noise))
-    converged = after <= torch.clamp(projector.rtol * before, min=projector.atol)
+    converged = after <= torch.clamp(projector.rtol * before.clamp_min(typical), min=projector.atol)
     name = type(projector).__name__
     if rank is not None:
         dimension, stderr = float(rows.n_columns - rank), 0.0

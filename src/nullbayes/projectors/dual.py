@@ -1,4 +1,4 @@
-r"""ExactDual: the kernel from the Gram matrix of the rows, :math:`v = \varepsilon - A^\top (A A^\top)^+ A \varepsilon`."""
+r"""ExactDual: the kernel from the rows' Gram matrix, :math:`v = \varepsilon - A^\top (A A^\top)^+ A \varepsilon`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.linalg.rows import Rows
-from nullbayes.linalg.spectral import GramFactor, factor_exact, relative_cutoff
+from nullbayes.linalg.spectral import GramFactor, factor_exact, factor_truncated, relative_cutoff
 from nullbayes.projectors.base import (
     Callback,
     Outcome,
@@ -27,6 +27,7 @@ class DualState:
     rows: Rows
     factor: GramFactor
     cutoff: float
+    typical: float = 0.0  # root mean square of |A noise|, where the tolerance holds in the mean
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,17 @@ class ExactDual(Projector):
 
     Parameters
     ----------
+    truncate : bool
+        Remove no more directions, leading ones first, than it takes to reach ``rtol`` in the mean. What stays is larger
+        than the kernel: it includes what changes the training outputs by less than one would notice, and that is most of
+        what varies between and beyond the data when the spectrum has no gap. Costs eigenvectors instead of a Cholesky factor.
     cutoff : float, optional
         Relative eigenvalue cut of the (equilibrated) Gram matrix; default ``R * eps``.
     rtol, atol : float
         The stopping sentence, to judge the result by.
     """
 
+    truncate: bool = False
     cutoff: float | None = None
     rtol: float = 1e-4
     atol: float = 0.0
@@ -55,9 +61,12 @@ class ExactDual(Projector):
 
     def prepare(self, rows: Rows) -> DualState:
         """Form and factor the Gram matrix."""
-        factor = factor_exact(rows.block(0, rows.n_rows).gram(torch.float64), cutoff=self.cutoff)
-        cutoff = relative_cutoff(rows.n_rows, torch.float64) if self.cutoff is None else self.cutoff
-        return DualState(rows, factor, cutoff)
+        cutoff = relative_cutoff(rows.n_rows, rows.dtype) if self.cutoff is None else self.cutoff
+        gram = rows.block(0, rows.n_rows).gram(torch.float64)
+        if not self.truncate:
+            return DualState(rows, factor_exact(gram, cutoff), cutoff)
+        typical = float(gram.trace().sqrt())
+        return DualState(rows, factor_truncated(gram, self.rtol, cutoff), cutoff, typical)
 
     def apply(self, state: DualState, noise: Tensor, *, callback: Callback | None = None) -> Projection:
         """Project each row of ``noise`` (S, P)."""
@@ -67,8 +76,8 @@ class ExactDual(Projector):
         for _ in range(2):  # the second pass removes what rounding left of the first
             directions = directions - rows.rmv(state.factor.solve(rows.mv(directions)))
         projection = conclude(
-            self, rows, noise, directions, sweeps=2, failure=Outcome.STAGNATED, rank=state.factor.rank,
-            precision=torch.float64, cutoff=state.cutoff,
+            self, rows, noise, directions, sweeps=2, failure=Outcome.TRUNCATED if self.truncate else Outcome.STAGNATED, rank=state.factor.rank,
+            precision=torch.float64, cutoff=state.cutoff, typical=state.typical,
         )  # fmt: skip
         if callback is not None:
             callback(2, projection.info.residual)

@@ -33,7 +33,8 @@ def iterate(
     """Step until each sample meets the stopping sentence; return directions, ``|A v|``, sweeps and why it ended.
 
     The residual is recomputed from the rows after steps 1 to 5, then after every fifth more than before, so that
-    measuring costs little. The schedule is fixed and samples never mix: a sample's result does not depend on the others.
+    measuring costs little. The schedule is fixed and samples never mix: a sample's result does not depend on the
+    others.
     """
     directions = carry[0].clone()
     target = torch.clamp(projector.rtol * reference, min=projector.atol)

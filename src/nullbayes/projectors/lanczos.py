@@ -34,8 +34,9 @@ class Lanczos(Projector):
     r"""Remove the directions that carry most of :math:`\|A v\|`, at most ``rank`` of them.
 
     Cost: ``rank`` products with :math:`A` and its transpose, one vector at a time, and :math:`2 k^2 P` to keep the
-    basis orthogonal; memory ``rank * P`` numbers. Works where not even one block can be formed. Only what lies in the row
-    space is removed, so the kernel itself is untouched; a spectrum with a long tail leaves a residual, which is reported.
+    basis orthogonal; memory ``rank * P`` numbers. Works where not even one block can be formed. Only what lies in the
+    row space is removed, so the kernel itself is untouched; a spectrum with a long tail leaves a residual, which is
+    reported.
 
     Parameters
     ----------

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.linalg.rows import Rows
-from nullbayes.linalg.spectral import relative_cutoff
+from nullbayes.linalg.spectral import leading, relative_cutoff
 from nullbayes.projectors.base import (
     Callback,
     Outcome,
@@ -27,6 +27,7 @@ class PrimalState:
     rows: Rows
     removed: Tensor  # (P, r)
     cutoff: float
+    typical: float  # root mean square of |A noise|, where the tolerance holds in the mean; else 0
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,9 @@ class ExactPrimal(Projector):
     Parameters
     ----------
     truncate : bool
-        With more rows than parameters the exact kernel is empty. ``truncate=True`` removes no more eigenvectors, largest
-        first, than it takes to reach ``rtol`` in the mean: what stays is the largest subspace with
-        :math:`E\|A v\|^2 \le \text{rtol}^2\, E\|A\varepsilon\|^2`, a numerical kernel that no order of blocks and no
-        number of sweeps can change.
+        With more rows than parameters the exact kernel is empty. ``truncate=True`` removes no more directions, leading ones
+        first, than it takes to reach ``rtol`` in the mean: a numerical kernel that no order of blocks and no number of
+        sweeps can change.
     cutoff : float, optional
         Relative eigenvalue cut when not truncating; default ``P * eps``, rows scaled to unit length.
     rtol, atol : float
@@ -60,25 +60,21 @@ class ExactPrimal(Projector):
     def prepare(self, rows: Rows) -> PrimalState:
         """Form the matrix and find its eigenvectors."""
         p = rows.n_columns
-        square = torch.zeros(p, p, dtype=torch.float64, device=rows.device)
+        scaled, plain = (torch.zeros(p, p, dtype=torch.float64, device=rows.device) for _ in range(2))
         for _, block in rows.blocks(rows.walk_rows):
             entries = block.dense().double()
-            if not self.truncate:  # the kernel does not depend on the length of rows, the cut would
-                lengths = entries.norm(dim=1, keepdim=True)
-                entries = entries / torch.where(lengths > 0, lengths, 1.0)
-            square.addmm_(entries.T, entries)
-        eigenvalues, vectors = torch.linalg.eigh(square)
+            lengths = entries.norm(dim=1, keepdim=True)
+            if self.truncate:
+                plain.addmm_(entries.T, entries)
+            entries = entries / torch.where(lengths > 0, lengths, 1.0)  # the kernel does not depend on it, the cut does
+            scaled.addmm_(entries.T, entries)
+        eigenvalues, vectors = torch.linalg.eigh(scaled)
         eigenvalues = eigenvalues.clamp_min(0.0)
-        cut = relative_cutoff(p, torch.float64) if self.cutoff is None else self.cutoff
+        cut = relative_cutoff(p, rows.dtype) if self.cutoff is None else self.cutoff
+        stay = int((eigenvalues <= cut * eigenvalues[-1]).sum())
         if self.truncate:
-            # ascending cumulative energy: the first k eigenvectors may stay while it is within the tolerance;
-            # half of the squared tolerance leaves room for the spread between samples
-            energy = eigenvalues.cumsum(0)
-            stay = int((energy <= 0.5 * self.rtol**2 * energy[-1]).sum())
-            cut = float(eigenvalues[stay] / eigenvalues[-1]) if stay < p and eigenvalues[-1] > 0 else 0.0
-        else:
-            stay = int((eigenvalues <= cut * eigenvalues[-1]).sum())
-        return PrimalState(rows, vectors[:, stay:].to(rows.dtype).contiguous(), cut)
+            stay = max(stay, leading(eigenvalues, ((plain @ vectors) * vectors).sum(0).clamp_min(0.0), self.rtol))
+        return PrimalState(rows, vectors[:, stay:].to(rows.dtype).contiguous(), cut, float(plain.trace().sqrt()))
 
     def apply(self, state: PrimalState, noise: Tensor, *, callback: Callback | None = None) -> Projection:
         """Project each row of ``noise`` (S, P)."""
@@ -89,7 +85,7 @@ class ExactPrimal(Projector):
         projection = conclude(
             self, state.rows, noise, directions, sweeps=1,
             failure=Outcome.TRUNCATED if self.truncate else Outcome.STAGNATED, rank=state.removed.shape[1],
-            precision=torch.float64, cutoff=state.cutoff,
+            precision=torch.float64, cutoff=state.cutoff, typical=state.typical,
         )  # fmt: skip
         if callback is not None:
             callback(1, projection.info.residual)

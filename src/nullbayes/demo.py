@@ -1,0 +1,198 @@
+"""The demonstration: a small network on scikit-learn's digits, both posteriors with their defaults, a table, a picture.
+
+The network learns the digits 0 to 7 and never sees an 8 or a 9. A good posterior answers the known digits as the
+network does, and is visibly unsure of the unknown ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import nullbayes as nb
+
+KNOWN = 8  # the digits 0 to 7 are learned, 8 and 9 are not
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Images (n, 1, 8, 8) between 0 and 1, and labels: for training, for testing, and of digits never seen."""
+
+    x_train: Tensor
+    y_train: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    x_unseen: Tensor
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table, and the logit scores of test and unseen images."""
+
+    name: str
+    accuracy: float
+    nll: float
+    ece: float
+    auroc_logits: float
+    auroc_probs: float
+    kernel_dimension: float | None
+    train_std: float | None
+    scores_in: Tensor
+    scores_out: Tensor
+
+
+def load_digits() -> Digits:
+    """Return scikit-learn's digits, two thirds of the known ones for training."""
+    from sklearn.datasets import load_digits as bunch
+
+    data = bunch()
+    x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
+    y = torch.tensor(data.target)
+    known = y < KNOWN
+    order = torch.randperm(int(known.sum()), generator=torch.Generator().manual_seed(0))
+    x_known, y_known = x[known][order], y[known][order]
+    n = 2 * len(order) // 3
+    return Digits(x_known[:n], y_known[:n], x_known[n:], y_known[n:], x[~known])
+
+
+def train(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, steps: int) -> nn.Module:
+    """Train with Adam on random batches, as anyone would."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        batch = torch.randint(len(x), (64,), generator=generator)
+        optimizer.zero_grad()
+        loss(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def train_on_digits(digits: Digits) -> nn.Module:
+    """Return a small convolutional network of some 20,000 parameters, trained."""
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
+        nn.Flatten(), nn.Linear(128, 112), nn.Tanh(), nn.Linear(112, KNOWN),
+    )  # fmt: skip
+    return train(model, nn.functional.cross_entropy, digits.x_train, digits.y_train, steps=1200)
+
+
+def compare(model: nn.Module, digits: Digits) -> list[Line]:
+    """Fit both posteriors with their defaults and measure them beside the network itself.
+
+    Strangeness is scored twice: in the logits (the network's: minus the largest one; a posterior's: ``ood_score``, the
+    largest variance) and in the probabilities (one minus the largest; mutual information).
+    """
+    with torch.no_grad():
+        inside, outside = model(digits.x_test), model(digits.x_unseen)
+    lines = [
+        _line(
+            "network itself",
+            inside.softmax(1),
+            digits.y_test,
+            logits=(-inside.amax(1), -outside.amax(1)),
+            probs=(-inside.softmax(1).amax(1), -outside.softmax(1).amax(1)),
+        )
+    ]
+    loader = [(digits.x_train, digits.y_train)]
+    for name, kind in (("projected", nb.ProjectedPosterior), ("loss-projected", nb.LossProjectedPosterior)):
+        posterior = kind(model).fit(loader, generator=torch.Generator().manual_seed(0))
+        prediction = posterior.predict(digits.x_test)
+        assert prediction.probs is not None
+        score = posterior.ood_score
+        lines.append(
+            _line(
+                name,
+                prediction.probs,
+                digits.y_test,
+                logits=(score(digits.x_test), score(digits.x_unseen)),
+                probs=(score(digits.x_test, "mutual_information"), score(digits.x_unseen, "mutual_information")),
+                report=posterior.report,
+            )
+        )
+    return lines
+
+
+def _line(
+    name: str,
+    predicted: Tensor,
+    y: Tensor,
+    *,
+    logits: tuple[Tensor, Tensor],
+    probs: tuple[Tensor, Tensor],
+    report: nb.FitReport | None = None,
+) -> Line:
+    return Line(
+        name=name,
+        accuracy=nb.metrics.accuracy(predicted, y),
+        nll=nb.metrics.nll(predicted, y),
+        ece=nb.metrics.ece(predicted, y),
+        auroc_logits=nb.metrics.auroc(*logits),
+        auroc_probs=nb.metrics.auroc(*probs),
+        kernel_dimension=None if report is None else report.kernel_dimension,
+        train_std=None if report is None else report.train_std,
+        scores_in=logits[0],
+        scores_out=logits[1],
+    )
+
+
+@dataclass(frozen=True)
+class Toy:
+    """The toy regression: data with a gap, the network's curve, and the posterior's standard deviation."""
+
+    x: Tensor
+    y: Tensor
+    grid: Tensor
+    mean: Tensor
+    std: Tensor
+
+
+def toy_regression() -> Toy:
+    """Fit the paper's toy: two hidden layers of ten units, data on both sides of a gap."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.cat([torch.linspace(-1.0, -0.35, 30), torch.linspace(0.35, 1.0, 30)]).double()[:, None]
+    y = torch.sin(4 * x) * x + 0.03 * torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    model = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 1)).double()
+    train(model, nn.functional.mse_loss, x, y, steps=4000)
+    posterior = nb.ProjectedPosterior(model, likelihood="regression")
+    posterior.fit([(x, y)], generator=torch.Generator().manual_seed(0))
+    grid = torch.linspace(-1.6, 1.6, 321, dtype=torch.float64)[:, None]
+    std = posterior.functional_variance(grid, exact=True).sqrt()
+    with torch.no_grad():
+        return Toy(x[:, 0], y[:, 0], grid[:, 0], model(grid)[:, 0], std[:, 0])
+
+
+def draw(toy: Toy, lines: list[Line], path: Path) -> None:
+    """Draw the toy regression and the histogram of scores."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 4.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    blue, orange, grey = "#2563a8", "#d9782d", "#444444"
+    left.fill_between(toy.grid, toy.mean - 2 * toy.std, toy.mean + 2 * toy.std, color=blue, alpha=0.2, lw=0)
+    left.plot(toy.grid, toy.mean, color=blue, label="network, ± 2 standard deviations")
+    left.plot(toy.x, toy.y, "o", color=grey, ms=3.5, label="training data")
+    left.set(title="No doubt where there are data, doubt between and beyond", xlabel="x", ylabel="y")
+    middle, reach = float(toy.y.mean()), float((toy.y - toy.y.mean()).abs().max())
+    left.set_ylim(middle - 3 * reach, middle + 3 * reach)
+    left.legend(frameon=False, loc="upper center")
+    line = lines[1]
+    inside, outside = line.scores_in.log10(), line.scores_out.log10()
+    both = torch.cat([inside, outside])
+    bins = torch.linspace(float(both.min()), float(both.max()), 41).numpy()
+    right.hist(inside.numpy(), bins, color=blue, alpha=0.75, label="digits 0 to 7, not trained on")
+    right.hist(outside.numpy(), bins, color=orange, alpha=0.75, label="digits 8 and 9, never seen")
+    right.set(
+        title=f"Score of known and of unknown digits, AUROC {line.auroc_logits:.3f}",
+        xlabel="log₁₀ of the largest variance of a logit (projected posterior)", ylabel="images",
+    )  # fmt: skip
+    right.legend(frameon=False)
+    for axis in (left, right):
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,277 @@
+"""The rows of a network are its derivatives, however they are formed; and the network is left as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from models import (
+    BATCHNORM,
+    CLASSIFICATION,
+    CUSTOM,
+    MLP,
+    MODELS,
+    TASKS,
+    Model,
+    Task,
+    batches,
+    call,
+    flat_parameters,
+    gauss_newton,
+    jacobian,
+    loss_jacobian,
+    with_parameters,
+)
+from torch import Tensor, nn
+
+import nullbayes as nb
+from nullbayes.errors import LikelihoodError, SettingsError
+from nullbayes.jacobian import rows as rows_module
+
+each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+each_storage = pytest.mark.parametrize("storage", ["form", "products", "kept"])
+
+
+def opened(kind: type, storage: str, *args: Any, **kwargs: Any) -> nb.Rows:
+    if storage == "kept":
+        return kind(*args, **kwargs).keep()
+    return kind(*args, storage=storage, **kwargs)
+
+
+def check_against(rows: nb.Rows, wanted: Tensor, granule: int) -> None:
+    """Everything that rows can do, against their entries."""
+    m, p = wanted.shape
+    generator = torch.Generator().manual_seed(7)
+    right = torch.randn(3, p, generator=generator, dtype=torch.float64)
+    left = torch.randn(2, m, generator=generator, dtype=torch.float64)
+    assert (rows.n_rows, rows.n_columns, rows.granule) == (m, p, granule)
+    torch.testing.assert_close(rows.dense(), wanted)
+    torch.testing.assert_close(rows.mv(right), right @ wanted.T)
+    torch.testing.assert_close(rows.rmv(left), left @ wanted)
+    torch.testing.assert_close(rows.norms(right), (right @ wanted.T).norm(dim=1))
+    torch.testing.assert_close(rows.block(0, m).gram(torch.float64), wanted @ wanted.T)
+    pieces = list(rows.blocks(2 * granule))
+    assert len(pieces) > 1
+    for where, block in pieces:
+        part = wanted[where]
+        torch.testing.assert_close(block.dense(), part)
+        torch.testing.assert_close(block.mv(right), right @ part.T)
+        torch.testing.assert_close(block.rmv(left[:, where]), left[:, where] @ part)
+        torch.testing.assert_close(block.gram(torch.float64), part @ part.T)
+
+
+@each_storage
+@each_model
+def test_output_rows_are_the_derivatives_of_the_outputs(case: Model, storage: str) -> None:
+    model, (x, y) = case.build(), CLASSIFICATION.data(case)
+    rows = opened(nb.OutputJacobian, storage, model, [(x, y)])
+    check_against(rows, jacobian(model, x).flatten(0, 1), granule=3)
+
+
+@each_storage
+@each_model
+def test_loss_rows_are_the_gradients_of_the_losses(case: Model, storage: str) -> None:
+    model, (x, y) = case.build(), CLASSIFICATION.data(case)
+    rows = opened(nb.LossJacobian, storage, model, [(x, y)])
+    check_against(rows, loss_jacobian(model, x, y, CLASSIFICATION), granule=1)
+
+
+@each_task
+def test_loss_rows_of_each_likelihood(task: Task) -> None:
+    model, (x, y) = MLP.build(task.outputs), task.data()
+    rows = nb.LossJacobian(model, [(x, y)], task.likelihood)
+    check_against(rows, loss_jacobian(model, x, y, task), granule=1)
+
+
+@each_model
+def test_a_product_is_the_difference_quotient(case: Model) -> None:
+    model, (x, y) = case.build(), CLASSIFICATION.data(case)
+    rows = nb.OutputJacobian(model, [(x, y)])
+    theta, h = flat_parameters(model), 1e-5
+    v = torch.randn(len(theta), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    ahead, behind = (call(with_parameters(model, theta + s * h * v), x) for s in (1, -1))
+    torch.testing.assert_close(
+        rows.mv(v[None])[0], ((ahead - behind) / (2 * h)).detach().flatten(), rtol=1e-6, atol=1e-8
+    )
+
+
+@each_storage
+@pytest.mark.parametrize("task", [t for t in TASKS if t is not CUSTOM], ids=lambda task: task.name)
+@pytest.mark.parametrize("case", [MLP, BATCHNORM], ids=lambda case: case.name)
+def test_scaled_rows_give_the_gauss_newton_matrix(case: Model, task: Task, storage: str) -> None:
+    model, (x, y) = case.build(task.outputs), task.data(case)
+    entries = opened(nb.OutputJacobian, storage, model, [(x, y)], task.likelihood, hessian=True).dense()
+    torch.testing.assert_close(entries.T @ entries, gauss_newton(model, x, y, task))
+
+
+def test_scaled_rows_need_a_likelihood_with_a_hessian() -> None:
+    model, data = MLP.build(2), [CUSTOM.data()]
+    with pytest.raises(LikelihoodError, match="hessian=True needs a built-in likelihood"):
+        nb.OutputJacobian(model, data, CUSTOM.likelihood, hessian=True)
+    assert nb.OutputJacobian(model, data, CUSTOM.likelihood).n_rows == 10
+
+
+# --- which way they are formed ----------------------------------------------------------------------------------------
+
+
+@each_model
+@pytest.mark.parametrize("kind", ["outputs", "scaled", "losses"])
+def test_layers_are_used_where_they_can_be(case: Model, kind: str) -> None:
+    model, data = case.build(), [CLASSIFICATION.data(case)]
+    if kind == "losses":
+        route = nb.LossJacobian(model, data).route
+    else:
+        route = nb.OutputJacobian(model, data, hessian=kind == "scaled").route
+    covered = {"layers": route == "by layers (100% of the parameters)", "plain": route == "vmap(jacrev)"}
+    assert covered.get(case.route, route.startswith("by layers") and "100%" not in route), route
+
+
+def test_share_by_layers_is_that_of_the_parameters() -> None:
+    model = MODELS[7].build()  # tied weights: 15 of 39 are in the head
+    assert nb.OutputJacobian(model, [CLASSIFICATION.data()]).route == "by layers (38% of the parameters)"
+    assert nb.OutputJacobian(model, [CLASSIFICATION.data()], storage="products").route == "jvp and vjp"
+
+
+def test_unknown_storage_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r'"form" or "products".*keep\(\)'):
+        nb.OutputJacobian(MLP.build(), [CLASSIFICATION.data()], storage="disk")
+
+
+@each_model
+def test_kept_bytes_are_those_of_the_tensors_held(case: Model) -> None:
+    rows = nb.OutputJacobian(case.build(), [CLASSIFICATION.data(case)])
+    kept = rows.keep()
+    tensors = [value for piece in kept.pieces for value in vars(piece).values() if isinstance(value, Tensor)]
+    assert rows.kept_bytes() == 8 * sum(t.numel() for t in tensors)
+    assert kept.kept_bytes() == 0
+    assert kept.keep() is kept
+    assert (kept.gram_cost(), kept.product_cost()) == (rows.gram_cost(), rows.product_cost())
+
+
+# --- which data -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(7,), (3, 3, 1), (1, 2, 4), (1,) * 7], ids=str)
+@each_storage
+def test_no_example_is_dropped_however_batches_are_cut(sizes: tuple[int, ...], storage: str) -> None:
+    model, (x, y) = MLP.build(), CLASSIFICATION.data(n=7)
+    rows = opened(nb.OutputJacobian, storage, model, batches(x, y, sizes))
+    torch.testing.assert_close(rows.dense(), jacobian(model, x).flatten(0, 1))
+
+
+@each_storage
+def test_rows_do_not_depend_on_how_much_is_formed_at_a_time(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
+    monkeypatch.setattr(rows_module, "_FORM_ENTRIES", 100)
+    monkeypatch.setattr(rows_module, "_PRODUCT_EXAMPLES", 6)
+    rows = opened(nb.OutputJacobian, storage, model, [(x, y)])
+    check_against(rows, jacobian(model, x).flatten(0, 1), granule=3)
+
+
+def test_one_example_is_enough() -> None:
+    model, (x, y) = MLP.build(), CLASSIFICATION.data(n=1)
+    torch.testing.assert_close(nb.OutputJacobian(model, [(x, y)]).dense(), jacobian(model, x)[0])
+
+
+class Options(nn.Module):
+    """Takes, beside its inputs, a number for all examples and a switch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm = nn.Linear(4, 3).double(), nn.LayerNorm(3).double()
+
+    def forward(self, x: Tensor, scale: Tensor, *, squash: bool) -> Tensor:
+        h = self.norm(self.layer(x)) * scale
+        return h.tanh() if squash else h
+
+
+def test_values_without_examples_are_passed_on() -> None:
+    model, (x, y) = Options(), CLASSIFICATION.data()
+    options = {"scale": torch.tensor(2.0, dtype=torch.float64), "squash": True}
+    data = [{"x": cut_x, **options, "labels": cut_y} for cut_x, cut_y in batches(x, y, (3, 2))]
+    wanted = jacobian(model, {"x": x, **options})
+    torch.testing.assert_close(nb.OutputJacobian(model, data).dense(), wanted.flatten(0, 1))
+    posterior = nb.ProjectedPosterior(model).fit(data, 4, progress=False)
+    assert posterior.predict({"x": x, **options}).samples.shape == (4, 5, 3)
+    assert posterior.functional_variance({"x": x, **options}, exact=True).shape == (5, 3)
+
+
+@pytest.mark.parametrize("grad", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_rows_do_not_depend_on_the_grad_mode_around_them(grad: Any) -> None:
+    model, (x, y) = MLP.build(), CLASSIFICATION.data()
+    with grad():
+        entries = nb.OutputJacobian(model, [(x, y)]).dense()
+    assert not entries.requires_grad
+    torch.testing.assert_close(entries.clone(), jacobian(model, x).flatten(0, 1))
+
+
+# --- which parameters -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parameters", "names"),
+    [
+        ("middle.bias", ["middle.bias"]),
+        ("head.*", ["head.weight", "head.bias"]),
+        ("*.bias", ["body.bias", "middle.bias", "head.bias"]),
+        (["head.bias", "middle.*"], ["middle.weight", "middle.bias", "head.bias"]),
+        (lambda name, parameter: parameter.ndim == 2, ["body.weight", "middle.weight", "head.weight"]),
+        (None, ["middle.bias", "head.weight", "head.bias"]),
+    ],
+    ids=["name", "last layer", "glob", "list", "predicate", "what requires gradients"],
+)
+@each_storage
+def test_parameters_choose_the_columns(parameters: Any, names: list[str], storage: str) -> None:
+    model, (x, y) = MODELS[12].build(), CLASSIFICATION.data()  # frozen
+    rows = opened(nb.OutputJacobian, storage, model, [(x, y)], parameters=parameters)
+    check_against(rows, jacobian(model, x, names).flatten(0, 1), granule=3)
+
+
+@pytest.mark.parametrize("parameters", ["words.weight", "left.bias", lambda name, _: "weight" in name])
+def test_parameters_of_mixed_layers(parameters: Any) -> None:
+    case = MODELS[10]  # named inputs
+    model, (x, y) = case.build(), CLASSIFICATION.data(case)
+    names = [n for n, _ in model.named_parameters() if n == parameters or (callable(parameters) and "weight" in n)]
+    rows = nb.OutputJacobian(model, [(x, y)], parameters=parameters)
+    torch.testing.assert_close(rows.dense(), jacobian(model, x, names).flatten(0, 1))
+
+
+# --- the model afterwards ---------------------------------------------------------------------------------------------
+
+
+def portrait(model: nn.Module) -> dict[str, Any]:
+    """What a user could see of a model."""
+    return {
+        "modes": [(name, module.training) for name, module in model.named_modules()],
+        "attributes": [(name, sorted(vars(module))) for name, module in model.named_modules()],
+        "hooks": [
+            (name, key, len(value))
+            for name, module in model.named_modules()
+            for key, value in vars(module).items()
+            if key.endswith("hooks")
+        ],
+        "identities": [(n, id(t)) for n, t in model.named_parameters(remove_duplicate=False)],
+        "gradients": [(n, p.grad, p.requires_grad) for n, p in model.named_parameters()],
+        "values": {n: t.clone() for n, t in model.state_dict().items()},
+    }
+
+
+@pytest.mark.parametrize("mode", ["train", "eval", "mixed"])
+@each_model
+def test_the_model_is_left_as_it_was(case: Model, mode: str) -> None:
+    model, (x, y) = case.build(), CLASSIFICATION.data(case)
+    model.train(mode == "train")
+    if mode == "mixed":
+        next(m for m in reversed(list(model.modules())) if m is not model or isinstance(model, nn.Linear)).train()
+    model.register_forward_hook(lambda *_: None)
+    before = portrait(model)
+    for kind in (nb.OutputJacobian, nb.LossJacobian):
+        rows = kind(model, [(x, y)])
+        rows.keep()
+        rows.mv(torch.zeros(1, rows.n_columns, dtype=torch.float64))
+        kind(model, [(x, y)], storage="products").dense()
+    after = portrait(model)
+    torch.testing.assert_close(after.pop("values"), before.pop("values"), rtol=0, atol=0)
+    assert after == before
