@@ -362,7 +362,5 @@ def _gradients(model: nn.Module, names: Iterable[str] | None, function: Callable
 def gauss_newton(model: nn.Module, x: Any, y: Tensor, task: Task) -> Tensor:  # (P, P)
     r"""The sum of J^T H J over the examples, with H the Hessian of the loss in the outputs."""
     rows, outputs = jacobian(model, x), call(copy.deepcopy(model).eval(), x).detach()
-    hessians = [
-        torch.autograd.functional.hessian(lambda f, i=i: task.loss(f, y[i]), outputs[i]) for i in range(len(y))
-    ]
+    hessians = [torch.autograd.functional.hessian(lambda f, i=i: task.loss(f, y[i]), outputs[i]) for i in range(len(y))]
     return sum(j.T @ h @ j for j, h in zip(rows, hessians, strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,14 +26,12 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Ma
     metadata = {_KEY: json.dumps({"format_version": FORMAT_VERSION, **header})}
     contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-        os.close(handle)
-        try:
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+            temporary = Path(folder) / "posterior"
             save_file(contents, temporary, metadata=metadata)
+            (plain := Path(folder) / "plain").touch()
+            shutil.copymode(plain, temporary)  # safetensors writes for the owner alone
             os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
     except (OSError, SafetensorError) as error:
         msg = f"The posterior could not be written to {target}: {error}."
         raise FileError(msg) from error

@@ -82,10 +82,16 @@ class Classification(Likelihood):
         _check_labels(targets, classes)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the cross entropy of each example."""
-        if not targets.is_floating_point():
-            targets = targets.reshape(len(outputs)).long()
-        return functional.cross_entropy(outputs, targets, reduction="none")
+        """Return the cross entropy of each example.
+
+        Written as log(1 + Σ exp(f_c − f_y)) over the other classes: its gradient is then exact to rounding *relative to
+        its length*, where p_y − 1 would lose all digits of a confident example, whose row is scaled up to unit length.
+        """
+        if targets.is_floating_point():
+            return functional.cross_entropy(outputs, targets, reduction="none")
+        labels = targets.reshape(len(outputs), 1).long()
+        margins = (outputs - outputs.gather(1, labels)).scatter(1, labels, -torch.inf)
+        return functional.softplus(margins.logsumexp(1))
 
     def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
         r"""Return :math:`(I - s s^\top)\operatorname{diag}(s)`, with :math:`s = \sqrt p`.
@@ -126,9 +132,9 @@ class Bernoulli(Likelihood):
             raise LikelihoodError(msg)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum of the binary cross entropies of each example."""
-        wanted = targets.reshape(outputs.shape).to(outputs.dtype)
-        return functional.binary_cross_entropy_with_logits(outputs, wanted, reduction="none").sum(-1)
+        """Return the sum of the binary cross entropies of each example, exact to rounding for confident ones too."""
+        signs = 1.0 - 2.0 * targets.reshape(outputs.shape).to(outputs.dtype)
+        return functional.softplus(signs * outputs).sum(-1)
 
     def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the diagonal of sqrt(p (1 − p))."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from models import CLASSIFICATION, MLP, MODELS, REGRESSION, batches, jacobian
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
@@ -23,6 +22,7 @@ from torch.utils.data import (
 )
 
 import nullbayes as nb
+from models import CLASSIFICATION, MLP, MODELS, REGRESSION, batches, jacobian
 from nullbayes.errors import DataError, NullBayesError
 from nullbayes.jacobian.data import Examples, inputs_of, n_examples
 
@@ -71,7 +71,9 @@ def without(entry: float) -> Tensor:
 READABLE = {
     "loader": DataLoader(DATASET, batch_size=3),
     "loader of a subset": DataLoader(Subset(TensorDataset(torch.cat([X, X]), torch.cat([Y, Y])), range(7)), 3),
-    "loader with a batch sampler": DataLoader(DATASET, batch_sampler=BatchSampler(SequentialSampler(DATASET), 3, False)),
+    "loader with a batch sampler": DataLoader(
+        DATASET, batch_sampler=BatchSampler(SequentialSampler(DATASET), 3, False)
+    ),
     "loader that drops nothing": DataLoader(DATASET, batch_size=7, drop_last=True),
     "loader of a stream": DataLoader(Stream(), batch_size=3),
     "loader without batches": DataLoader(batches(X, Y, (4, 3)), batch_size=None),
@@ -82,11 +84,12 @@ READABLE = {
 }
 
 REFUSED = {
-    "shuffling loader": (DataLoader(DATASET, batch_size=3, shuffle=True), r"random order \(RandomSampler\).*shuffle=False"),
-    "random subset": (DataLoader(DATASET, 3, sampler=SubsetRandomSampler(range(7))), "SubsetRandomSampler.*shuffle=False"),
+    "shuffling loader": (DataLoader(DATASET, 3, shuffle=True), r"random order \(RandomSampler\).*shuffle=False"),
+    "random subset": (DataLoader(DATASET, 3, sampler=SubsetRandomSampler(range(7))), "SubsetRandomSampler.*=False"),
     "weighted": (DataLoader(DATASET, 3, sampler=WeightedRandomSampler([1.0] * 7, 7)), "WeightedRandomSampler"),
     "random batch sampler": (
-        DataLoader(DATASET, batch_sampler=BatchSampler(RandomSampler(DATASET), 3, False)), "random order.*shuffle=False",
+        DataLoader(DATASET, batch_sampler=BatchSampler(RandomSampler(DATASET), 3, False)),
+        "random order.*shuffle=False",
     ),
     "dropped tail": (DataLoader(DATASET, batch_size=3, drop_last=True), "drops its last 1 examples.*drop_last=False"),
     "dropped by a batch sampler": (

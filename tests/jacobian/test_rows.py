@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
+import nullbayes as nb
 from models import (
     BATCHNORM,
     CLASSIFICATION,
@@ -23,9 +26,6 @@ from models import (
     loss_jacobian,
     with_parameters,
 )
-from torch import Tensor, nn
-
-import nullbayes as nb
 from nullbayes.errors import LikelihoodError, SettingsError
 from nullbayes.jacobian import rows as rows_module
 

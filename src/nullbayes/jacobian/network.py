@@ -198,7 +198,10 @@ def _select(model: nn.Module, parameters: Selection) -> dict[str, nn.Parameter]:
         return chosen
     patterns = [parameters] if isinstance(parameters, str) else list(parameters)
     if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        msg = f"parameters=... takes names or globs, such as {list(everything)[-1]!r}, or a predicate, not {parameters!r:.60}."
+        msg = (
+            f"parameters=... takes names or globs, such as {list(everything)[-1]!r}, or a predicate, "
+            f"not {str(parameters)[:60]}."
+        )
         raise ModelError(msg)
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in everything):

@@ -132,8 +132,8 @@ class JacobianRows(Rows):
         back = block.mv(vector.to(theta))
         if float((ahead - back).norm()) > torch.finfo(theta.dtype).eps ** 0.4 * float(ahead.norm() + back.norm()):
             msg = (
-                "Part of the network runs under torch.no_grad(), so that its parameters look as if they had no influence: "
-                "leave them out with parameters=... or requires_grad_(False), or run it with gradients."
+                "Part of the network runs under torch.no_grad(), so that its parameters look as if they had no "
+                "influence: leave them out with parameters=... or requires_grad_(False), or run it with gradients."
             )
             raise ModelError(msg)
 

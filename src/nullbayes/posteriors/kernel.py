@@ -118,7 +118,9 @@ class KernelPosterior(SamplePosterior):
         new, old = self._prepare(loader, self.n_samples, projector, tolerance, memory_limit), dict(self._report or {})
         if new["n_rows"] != old["n_rows"]:
             self.release()
-            msg = f"The posterior was fitted to {old['n_rows']} rows, these data have {new['n_rows']}: pass the same data."
+            msg = (
+                f"The posterior was fitted to {old['n_rows']} rows, these data have {new['n_rows']}: pass those again."
+            )
             raise DataError(msg)
         self._report = old
         return self
@@ -150,21 +152,24 @@ class KernelPosterior(SamplePosterior):
         available = memory_limit_bytes(limit, network.device)
         try:
             plan = choose(rows, n_samples=n_samples, memory_limit=available, rtol=tolerance)
-            self._projector, reason, keep = plan.projector, plan.reason, plan.keep
+            keep = plan.keep
         except SettingsError:
             if not isinstance(projector, Projector):
                 raise
             keep = False  # the advice is to ask for another projector
         if isinstance(projector, Projector):
-            self._projector, reason = projector, "as asked for"
+            method, reason = projector, "as asked for"
+        else:
+            method, reason = plan.projector, plan.reason
+        self._projector = method
         with meter.phase("rows"):
             self._rows = rows.keep() if keep else rows
         with meter.phase("factors"):
-            self._state = self._projector.prepare(self._rows)
+            self._state = method.prepare(self._rows)
         self._jacobian = rows
         return {
-            "projector": type(self._projector).__name__, "reason": reason, "route": rows.route, "n_data": len(examples),
-            "n_rows": rows.n_rows, "tolerance": self._projector.rtol, "sweeps": 0, "residual": (), "converged": True,
+            "projector": type(method).__name__, "reason": reason, "route": rows.route, "n_data": len(examples),
+            "n_rows": rows.n_rows, "tolerance": method.rtol, "sweeps": 0, "residual": (), "converged": True,
             "traces": (), "rank": None, "output_std": self._output_std(),
         }  # fmt: skip
 

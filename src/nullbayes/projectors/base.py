@@ -31,7 +31,10 @@ class Outcome(Enum):
         "the sweeps ran out: allow more (max_sweeps), take larger blocks (block_rows), use Krylov instead of "
         "Alternating, or accept a larger tolerance"
     )
-    STAGNATED = "rounding stops further progress: use float64 parameters, or accept a larger tolerance"
+    STAGNATED = (
+        "no progress any more, from rounding or from nearly parallel blocks: use float64 parameters, larger blocks "
+        "(block_rows), or accept a larger tolerance"
+    )
     TRUNCATED = "the rank allowed is too small for the tolerance: raise it, or use another projector"
 
 

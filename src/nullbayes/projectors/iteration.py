@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Carry = tuple[Tensor, ...]  # each (S, ...); the first is the iterate v
 
-_PATIENCE = 8  # measurements without any progress before a sample is given up as stagnated
+_PATIENCE = 50  # steps, beyond as many as led to the last gain, before a sample counts as stagnated
 
 
 def iterate(
@@ -39,7 +39,7 @@ def iterate(
     directions = carry[0].clone()
     target = torch.clamp(projector.rtol * reference, min=projector.atol)
     norms = reference.clone()
-    best, idle = reference.clone(), torch.zeros_like(reference, dtype=torch.int64)
+    best, reached = reference.clone(), torch.zeros_like(reference, dtype=torch.int64)
     active = (norms > target).nonzero()[:, 0]
     carry = tuple(part[active] for part in carry)
     k, next_check, outcome = 0, 1, Outcome.CONVERGED
@@ -59,13 +59,15 @@ def iterate(
             msg = f"NaN or Inf appeared in sweep {k * sweeps_per_step}: look for extreme values in the rows."
             raise NullBayesError(msg)
         norms[active] = now
-        idle[active] = torch.where(now < 0.999 * best[active], 0, idle[active] + 1)
-        best = torch.minimum(best, norms)
+        gained = now < 0.999 * best[active]  # small gains add up: they are compared with the last noted one
+        reached[active] = torch.where(gained, k, reached[active])
+        best[active] = torch.where(gained, now, best[active])
         if callback is not None:
             callback(k * sweeps_per_step, relative(norms, reference))
-        going = (now > target[active]) & (idle[active] < _PATIENCE)
-        if bool((idle[active] >= _PATIENCE).any()):
+        stuck = (now > target[active]) & (k > 2 * reached[active] + _PATIENCE)
+        if bool(stuck.any()):
             outcome = Outcome.STAGNATED
+        going = (now > target[active]) & ~stuck
         active = active[going]
         carry = tuple(part[going] for part in carry)
     return directions, norms, k * sweeps_per_step, outcome

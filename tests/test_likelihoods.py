@@ -1,0 +1,118 @@
+"""Losses, curvatures and probabilities of each likelihood, against formulas written out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, TASKS, Task, cauchy
+from nullbayes.errors import LikelihoodError
+from nullbayes.likelihoods import Bernoulli, Classification, CustomLoss, Regression, resolve
+
+each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+
+
+def outputs_of(task: Task, n: int = 6, scale: float = 2.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    outputs = scale * torch.randn(n, task.outputs, generator=generator, dtype=torch.float64)
+    return outputs, task.targets(n, generator)
+
+
+@each_task
+def test_each_example_has_its_own_loss(task: Task) -> None:
+    outputs, targets = outputs_of(task)
+    likelihood = resolve(task.likelihood)
+    likelihood.check(outputs, targets)
+    wanted = torch.stack([task.loss(f, y) for f, y in zip(outputs, targets, strict=True)])
+    torch.testing.assert_close(likelihood.loss(outputs, targets), wanted)
+
+
+@pytest.mark.parametrize("task", [t for t in TASKS if t is not CUSTOM], ids=lambda task: task.name)
+def test_the_root_squares_to_the_hessian(task: Task) -> None:
+    outputs, targets = outputs_of(task)
+    roots = resolve(task.likelihood).hessian_root(outputs, targets)
+    for root, f, y in zip(roots, outputs, targets, strict=True):
+        hessian = torch.autograd.functional.hessian(lambda g, y=y: task.loss(g, y), f)
+        torch.testing.assert_close(root.T @ root, hessian)
+
+
+@pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
+def test_the_root_of_a_certain_prediction_is_finite(task: Task) -> None:
+    outputs, targets = outputs_of(task, scale=1e4)
+    roots = resolve(task.likelihood).hessian_root(outputs, targets)
+    assert torch.isfinite(roots).all()
+    assert roots.abs().max() < 1e-6
+
+
+def test_probabilities() -> None:
+    outputs, _ = outputs_of(CLASSIFICATION)
+    torch.testing.assert_close(Classification().probabilities(outputs).sum(-1), torch.ones(6, dtype=torch.float64))
+    torch.testing.assert_close(
+        Classification().probabilities(outputs), outputs.exp() / outputs.exp().sum(-1, keepdim=True)
+    )
+    torch.testing.assert_close(Bernoulli("multilabel").probabilities(outputs), 1 / (1 + (-outputs).exp()))
+    for likelihood in (Regression(1.0), CustomLoss(cauchy)):
+        assert not likelihood.has_probabilities
+        with pytest.raises(LikelihoodError, match="no class probabilities"):
+            likelihood.probabilities(outputs)
+
+
+def test_entropies_have_their_known_extremes() -> None:
+    even, certain = torch.full((1, 4), 0.25), torch.tensor([[0.0, 1.0, 0.0, 0.0]])
+    assert float(Classification().entropy(even)) == pytest.approx(math.log(4))
+    assert float(Classification().entropy(certain)) == 0.0
+    assert float(Bernoulli("multilabel").entropy(torch.full((1, 3), 0.5))) == pytest.approx(3 * math.log(2))
+    assert float(Bernoulli("binary").entropy(torch.ones(1, 1))) == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_classes_may_be_probabilities(dtype: torch.dtype) -> None:
+    outputs, labels = outputs_of(CLASSIFICATION)
+    soft = (0.9 * F.one_hot(labels, 3) + 0.1 / 3).to(dtype)
+    likelihood = Classification()
+    likelihood.check(outputs, soft)
+    wanted = (soft.double() * (outputs.exp().sum(-1, keepdim=True).log() - outputs)).sum(-1)
+    torch.testing.assert_close(likelihood.loss(outputs, soft).double(), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_labels_may_be_any_whole_number_in_one_column(dtype: torch.dtype) -> None:
+    outputs, labels = outputs_of(CLASSIFICATION)
+    labels = labels.clamp(max=1)
+    likelihood = Classification()
+    for shaped in (labels.to(dtype), labels.to(dtype)[:, None]):
+        likelihood.check(outputs, shaped)
+        torch.testing.assert_close(likelihood.loss(outputs, shaped), likelihood.loss(outputs, labels))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
+def test_coins_may_be_of_any_type(dtype: torch.dtype) -> None:
+    outputs, targets = outputs_of(BINARY)
+    likelihood = Bernoulli("binary")
+    for shaped in (targets.to(dtype), targets.to(dtype)[:, None]):
+        likelihood.check(outputs, shaped)
+        torch.testing.assert_close(likelihood.loss(outputs, shaped), likelihood.loss(outputs, targets))
+
+
+def test_noise_is_fitted_to_the_residuals() -> None:
+    outputs, targets = outputs_of(REGRESSION)
+    fitted = Regression().fitted(outputs, targets)
+    assert fitted.sigma_noise == pytest.approx(float((outputs - targets).square().mean().sqrt()))
+    assert Regression(0.3).fitted(outputs, targets).sigma_noise == 0.3
+    torch.testing.assert_close(
+        fitted.loss(outputs, targets), (outputs - targets).square().sum(1) / (2 * fitted.sigma_noise**2)
+    )
+    assert Regression().fitted(outputs, outputs).sigma_noise > 0  # a perfect fit divides by nothing
+
+
+def test_names_and_functions_are_likelihoods() -> None:
+    assert resolve("classification") == Classification()
+    assert resolve("binary").name == "binary"
+    assert resolve("multilabel").name == "multilabel"
+    assert resolve("regression") == Regression()
+    assert resolve(Regression(2.0)) == Regression(2.0)
+    assert resolve(cauchy) == CustomLoss(cauchy)

@@ -1,0 +1,99 @@
+"""One predictive for all: samples of the outputs, through any network, and what is read off them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from models import CLASSIFICATION, MLP, MODELS, REGRESSION, Model, call, flat_parameters, jacobian, with_parameters
+from nullbayes import predictive
+from nullbayes.errors import DataError
+from nullbayes.jacobian.network import Network
+from nullbayes.likelihoods import Classification, Regression, resolve
+
+each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+
+
+def deviations(model: torch.nn.Module, n: int = 4) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return 0.3 * torch.randn(n, len(flat_parameters(model)), generator=generator, dtype=torch.float64)
+
+
+@each_model
+def test_linearized_samples_of_every_network(case: Model) -> None:
+    model, (x, _) = case.build(), CLASSIFICATION.data(case)
+    steps = deviations(model)
+    samples = predictive.sample_outputs(Network(model), x, steps, "linearized")
+    wanted = call(model, x).detach() + torch.einsum("nop,sp->sno", jacobian(model, x), steps)
+    torch.testing.assert_close(samples, wanted)
+
+
+@each_model
+def test_sampled_samples_of_every_network(case: Model) -> None:
+    model, (x, _) = case.build(), CLASSIFICATION.data(case)
+    steps, theta = deviations(model), flat_parameters(model)
+    samples = predictive.sample_outputs(Network(model), x, steps, "sampled")
+    wanted = torch.stack([call(with_parameters(model, theta + step), x).detach() for step in steps])
+    torch.testing.assert_close(samples, wanted)
+
+
+@each_model
+@pytest.mark.parametrize("pred_type", predictive.PRED_TYPES)
+def test_memory_does_not_decide_the_answer(case: Model, pred_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, _) = case.build(), CLASSIFICATION.data(case)
+    network, steps = Network(model), deviations(model)
+    whole = predictive.predict(network, Classification(), x, steps, pred_type=pred_type)
+    monkeypatch.setattr(predictive, "_EXAMPLES_TIMES_SAMPLES", 8)  # two examples at a time
+    assert len(list(predictive.stream(x, network, None, 4))) == 3
+    pieces = predictive.predict(network, Classification(), x, steps, pred_type=pred_type)
+    torch.testing.assert_close(pieces.samples, whole.samples)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_predictions_carry_no_graph_whatever_the_mode(mode: type) -> None:
+    model, (x, _) = MLP.build(), CLASSIFICATION.data()
+    for pred_type in predictive.PRED_TYPES:
+        wanted = predictive.predict(Network(model), Classification(), x, deviations(model), pred_type=pred_type)
+        with mode():
+            got = predictive.predict(Network(model), Classification(), x, deviations(model), pred_type=pred_type)
+        assert not got.samples.requires_grad
+        torch.testing.assert_close(got.samples.clone(), wanted.samples)
+
+
+def test_a_loader_of_nothing_is_refused() -> None:
+    model = MLP.build()
+    for nothing in ([], [MLP.inputs(0, torch.Generator())]):
+        with pytest.raises(DataError, match="nothing to predict"):
+            predictive.predict(Network(model), Classification(), nothing, deviations(model))
+
+
+def test_the_nll_is_that_of_the_mean_density() -> None:
+    """Not the mean of the samples' negative log-likelihoods, which is larger."""
+    outputs = torch.tensor([[[0.0, 2.0]], [[3.0, 0.0]]], dtype=torch.float64)  # two samples, one example
+    p = [1 / (1 + math.exp(2.0)), 1 / (1 + math.exp(-3.0))]
+    nll = predictive.mean_nll(outputs, torch.tensor([0]), Classification())
+    assert nll == pytest.approx(-math.log((p[0] + p[1]) / 2))
+    assert nll < -(math.log(p[0]) + math.log(p[1])) / 2
+
+
+def test_the_nll_of_unlikely_targets_stays_finite() -> None:
+    outputs = torch.full((3, 2, 1), 1e4, dtype=torch.float64)
+    targets = torch.zeros(2, 1, dtype=torch.float64)
+    assert predictive.mean_nll(outputs, targets, Regression(0.1)) == pytest.approx(0.5 * 1e8 / 0.01)
+
+
+def test_information_is_never_negative_and_zero_for_equal_samples() -> None:
+    outputs = torch.randn(1, 5, 3, generator=torch.Generator().manual_seed(0)).double().expand(4, -1, -1)
+    prediction = predictive.summarize(outputs, Classification())
+    information = predictive.score(prediction, Classification(), "mutual_information")
+    assert (information >= 0).all()
+    assert information.max() < 1e-12
+
+
+def test_predictions_without_classes_have_no_probabilities() -> None:
+    outputs = torch.randn(4, 5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    prediction = predictive.summarize(outputs, resolve(REGRESSION.likelihood))
+    assert prediction.probs is None
+    torch.testing.assert_close(prediction.mean, outputs.mean(0))

@@ -1,0 +1,105 @@
+"""The names that others are written against."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+import nullbayes as nb
+from models import CLASSIFICATION, MLP
+from nullbayes import errors
+
+NAMES = (
+    "ProjectedPosterior", "LossProjectedPosterior", "load", "plan", "Plan", "OutputJacobian", "LossJacobian",
+    "DenseRows", "MatrixFreeRows", "Rows", "Prediction", "FitReport", "FitCheck",
+)  # fmt: skip
+MODULES = ("projectors", "likelihoods", "metrics", "errors")
+METHODS = {
+    "fit": ["loader", "n_samples", "projector", "tolerance", "generator", "memory_limit", "progress"],
+    "predict": ["x", "pred_type", "n_samples"],
+    "functional_variance": ["x", "exact"],
+    "ood_score": ["x", "kind"],
+    "optimize_prior_precision": ["loader", "method"],
+    "check_fit": ["loader"],
+    "sample": ["n"],
+    "sampled_parameters": ["i"],
+    "extend": ["n_samples"],
+    "save": ["path"],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_public_names_exist_and_are_documented(name: str) -> None:
+    assert inspect.getdoc(getattr(nb, name))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_public_modules_exist(name: str) -> None:
+    assert inspect.ismodule(getattr(nb, name))
+
+
+def test_the_index_names_what_there_is() -> None:
+    for name in ("ProjectedPosterior", "LossProjectedPosterior", "load", "OutputJacobian", "LossJacobian", "DenseRows",
+                 "MatrixFreeRows", "projectors", "plan", "likelihoods", "metrics", "errors"):  # fmt: skip
+        assert f"``{name}``" in nb.__doc__
+
+
+@pytest.mark.parametrize("name", ["ExactDual", "ExactPrimal", "Alternating", "Krylov", "Lanczos"])
+def test_projectors_exist(name: str) -> None:
+    assert issubclass(getattr(nb.projectors, name), nb.projectors.Projector)
+
+
+@pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior])
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_take_what_the_design_says(kind: type, method: str) -> None:
+    parameters = inspect.signature(getattr(kind, method)).parameters
+    assert set(METHODS[method]) <= set(parameters)
+    assert inspect.getdoc(getattr(kind, method))
+
+
+@pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior])
+def test_posteriors_are_made_as_the_design_says(kind: type) -> None:
+    parameters = inspect.signature(kind).parameters
+    assert list(parameters)[:2] == ["model", "likelihood"]
+    assert parameters["likelihood"].default == "classification"
+    assert parameters["prior_precision"].default == "optimal"
+    for name in ("parameters", "prior_precision", "batch_fn"):
+        assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
+
+
+def test_every_error_is_ours_and_a_built_in_one() -> None:
+    classes = [value for value in vars(errors).values() if inspect.isclass(value)]
+    for error in (c for c in classes if issubclass(c, Exception) and not issubclass(c, Warning)):
+        assert issubclass(error, errors.NullBayesError)
+        assert error is errors.NullBayesError or issubclass(error, (ValueError, RuntimeError))
+        assert inspect.getdoc(error)
+    for warning in (c for c in classes if issubclass(c, Warning)):
+        assert issubclass(warning, errors.NullBayesWarning)
+        assert issubclass(warning, UserWarning)
+
+
+def test_the_example_of_the_design_runs(tmp_path: object) -> None:
+    x, y = CLASSIFICATION.data(n=8)
+    model = MLP.build()
+    posterior = nb.ProjectedPosterior(model, likelihood="classification")
+    posterior.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=3), n_samples=30)
+    prediction = posterior.predict(x)
+    assert prediction.mean.shape == prediction.variance.shape == prediction.probs.shape == (8, 3)
+    assert prediction.samples.shape == (30, 8, 3)
+    assert posterior.ood_score(x).shape == (8,)
+    posterior.save(f"{tmp_path}/posterior.safetensors")
+    assert nb.load(f"{tmp_path}/posterior.safetensors", model).n_samples == 30
+
+
+def test_a_plan_spends_nothing_and_says_what_a_fit_would_do() -> None:
+    x, y = CLASSIFICATION.data(n=8)
+    plan = nb.plan(MLP.build(), [(x, y)], n_samples=4, memory_limit="1GB")
+    assert (plan.n_rows, plan.n_parameters, plan.n_samples, plan.memory_limit) == (24, 51, 4, 2**30)
+    assert plan.keep
+    assert 0 < plan.peak_bytes < 2**20
+    assert plan.operations > 0
+    assert "24 rows over 51 parameters" in str(plan)
+    assert nb.plan(MLP.build(), [(x, y)], loss=True).n_rows == 8
+    assert nb.plan(MLP.build(), [(x, y)], parameters="2.*").n_parameters == 21
