@@ -18,7 +18,7 @@ from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network, Selection
 from nullbayes.jacobian.products import pull, push
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
-from nullbayes.linalg.held import DensePiece, HeldBlock, HeldRows, OuterPiece, Piece
+from nullbayes.linalg.held import HeldBlock, HeldRows, Piece
 from nullbayes.linalg.matrix_free import ProductBlock
 from nullbayes.linalg.rows import Block, Rows
 from nullbayes.types import RowFunction
@@ -104,7 +104,7 @@ class JacobianRows(Rows):
 
     def _piece_costs(self) -> list[tuple[int, float, float]]:
         """Return numbers held an example, and the two costs, for each piece of one example."""
-        return [(_numbers(piece), *piece.costs()) for piece in self._layers.pieces(*self.examples.read(0, 1))]
+        return [(piece.numbers(), *piece.costs()) for piece in self._layers.pieces(*self.examples.read(0, 1))]
 
     def _form(self, first: int, last: int) -> tuple[Piece, ...]:
         """Form the rows of a range of examples, a chunk at a time, into tensors of the final size."""
@@ -114,10 +114,10 @@ class JacobianRows(Rows):
         for start, stop in self.examples.ranges(size, first, last):
             part = self._layers.pieces(*self.examples.read(start, stop))
             if not whole:
-                whole = [_allocate(piece, last - first, self.granule) for piece in part]
+                whole = [piece.allocate((last - first) * self.granule) for piece in part]
             rows = slice((start - first) * self.granule, (stop - first) * self.granule)
             for target, piece in zip(whole, part, strict=True):
-                _fill(target.take(rows), piece)
+                target.take(rows).fill(piece)
         return tuple(whole)
 
     def _compare_modes(self, x: Any, y: Tensor) -> None:
@@ -154,32 +154,6 @@ class JacobianRows(Rows):
             part = weights[:, a - first : b - first]
             result += pull(self.function, self.network.theta, *self.examples.read(a, b), part)
         return result
-
-
-def _numbers(piece: Piece) -> int:
-    tensors = (piece.activations, piece.gradients) if isinstance(piece, OuterPiece) else (piece.matrix,)  # type: ignore[attr-defined]
-    return sum(t.numel() for t in tensors)
-
-
-def _allocate(piece: Piece, n_examples: int, granule: int) -> Piece:
-    if isinstance(piece, OuterPiece):
-        a, g = piece.activations, piece.gradients
-        return OuterPiece(
-            a.new_empty(n_examples, *a.shape[1:]),
-            g.new_empty(n_examples, *g.shape[1:]),
-            piece.weight,
-            piece.bias,
-        )
-    assert isinstance(piece, DensePiece)
-    return DensePiece(piece.matrix.new_empty(n_examples * granule, piece.matrix.shape[1]), piece.column)
-
-
-def _fill(target: Piece, piece: Piece) -> None:
-    if isinstance(target, OuterPiece) and isinstance(piece, OuterPiece):
-        target.activations.copy_(piece.activations)
-        target.gradients.copy_(piece.gradients)
-    elif isinstance(target, DensePiece) and isinstance(piece, DensePiece):
-        target.matrix.copy_(piece.matrix)
 
 
 def _open(

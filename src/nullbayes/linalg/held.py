@@ -43,6 +43,23 @@ class Piece(ABC):
         """Return this piece's share of a tile of the Gram matrix."""
 
     @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return what is held."""
+
+    @abstractmethod
+    def allocate(self, n_rows: int) -> Piece:
+        """Return a piece of the same kind for ``n_rows`` rows, not filled yet."""
+
+    def fill(self, other: Piece) -> None:
+        """Copy the rows of another piece of the same kind and size into this one."""
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine.copy_(theirs)
+
+    def numbers(self) -> int:
+        """Return how many numbers are held."""
+        return sum(tensor.numel() for tensor in self.tensors())
+
+    @abstractmethod
     def costs(self) -> tuple[float, float]:
         """Return the operations behind a Gram entry, and behind a row times a vector."""
 
@@ -76,6 +93,14 @@ class DensePiece(Piece):
     def cross(self, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
         """Return ``B[rows] @ B[columns].T``."""
         return self.matrix[rows].to(dtype) @ self.matrix[columns].to(dtype).T
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the entries."""
+        return (self.matrix,)
+
+    def allocate(self, n_rows: int) -> Piece:
+        """Return a piece for ``n_rows`` rows, not filled yet."""
+        return DensePiece(self.matrix.new_empty(n_rows, self.matrix.shape[1]), self.column)
 
     def costs(self) -> tuple[float, float]:
         """Return two operations a column."""
@@ -140,6 +165,16 @@ class OuterPiece(Piece):
         if self.weight is not None:
             inner.addmm_(left.activations.to(dtype), right.activations.to(dtype).T)
         return (similar.view(n, outputs, m, outputs) * inner[:, None, :, None]).view(n * outputs, m * outputs)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the factors."""
+        return self.activations, self.gradients
+
+    def allocate(self, n_rows: int) -> Piece:
+        """Return a piece for the rows of whole examples, not filled yet."""
+        n = n_rows // self.gradients.shape[1]
+        a, g = (tensor.new_empty(n, *tensor.shape[1:]) for tensor in self.tensors())
+        return OuterPiece(a, g, self.weight, self.bias)
 
     def costs(self) -> tuple[float, float]:
         """Return the operations behind a Gram entry, and behind a row times a vector."""

@@ -97,9 +97,9 @@ def factor_exact(gram: Tensor, cutoff: float) -> GramFactor:
 
 
 def factor_truncated(gram: Tensor, rtol: float, cutoff: float) -> GramFactor:
-    r"""Factor the fewest leading directions of the equilibrated rows that hold all but ``rtol`` of them; overwrites ``gram``.
+    r"""Factor the fewest leading directions of the equilibrated rows that hold all but ``rtol`` of them.
 
-    See :func:`leading` for what is held; never more than lie above ``cutoff``.
+    See :func:`leading` for what is held; never more than lie above ``cutoff``. ``gram`` is overwritten.
     """
     gram, scale = _equilibrate(gram)
     gram.diagonal().copy_((scale > 0).to(gram.dtype))

@@ -295,8 +295,8 @@ class KernelPosterior(SamplePosterior):
             warnings.warn(message, CollapseWarning, stacklevel=3)
         elif report.train_std > 0.25 * report.output_std > 0:
             message = (
-                f"On the training data the outputs vary by {report.train_std:.2g} (standard deviation), not small beside "
-                f"their own spread of {report.output_std:.2g}. {self._underfit_advice}"
+                f"On the training data the outputs vary by {report.train_std:.2g} (standard deviation), not small "
+                f"beside their own spread of {report.output_std:.2g}. {self._underfit_advice}"
             )
             warnings.warn(message, UnderfitWarning, stacklevel=3)
 

@@ -20,8 +20,8 @@ class LossProjectedPosterior(KernelPosterior):
     """
 
     _underfit_advice = (
-        "The loss-projected posterior holds the losses to first order only: see check_fit(loader) for what that costs, and "
-        "raise prior_precision (optimize_prior_precision with method='nll' on held-out data) if it is too much."
+        "The loss-projected posterior holds the losses to first order only: see check_fit(loader) for what that costs, "
+        "and raise prior_precision (optimize_prior_precision with method='nll' on held-out data) if it is too much."
     )
 
     def _open_rows(self, examples: Examples) -> JacobianRows:

@@ -63,8 +63,9 @@ class Alternating(Projector):
     rtol, atol, max_sweeps
         The stopping sentence, and how long to try.
     gram_dtype : torch.dtype, optional
-        Precision of the Gram matrices and factors. By default float64, but float32 for float32 rows in large blocks on a
-        CPU, where it takes half the time; a block whose float32 factor would overshoot is factored in float64 all the same.
+        Precision of the Gram matrices and factors. By default float64, but float32 for float32 rows in large blocks on
+        a CPU, where it takes half the time; a block whose float32 factor would overshoot is factored in float64 all the
+        same.
     """
 
     block_rows: int | None = None

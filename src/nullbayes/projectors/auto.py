@@ -79,7 +79,10 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2)
         return Plan(projector, keep, why, r, p, s, needed, work + 4.0 * r * s * rows.product_cost(), memory_limit)
 
     if r <= min(p - 1, _DIRECT_ROWS) and 32 * r * r <= room:
-        why = f"{r:,} rows: the eigenvectors of their Gram matrix are removed, leading ones first, until the tolerance is met"
+        why = (
+            f"{r:,} rows are few: the eigenvectors of their Gram matrix are removed, leading ones first, "
+            "until the tolerance is met"
+        )
         return plan(ExactDual(truncate=True, rtol=rtol), why, 32 * r * r, r * r * rows.gram_cost() / 2 + 9.0 * r**3)
     if p <= min(r, _DIRECT_COLUMNS) and 32 * p * p <= room:
         why = (

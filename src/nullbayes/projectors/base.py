@@ -138,8 +138,9 @@ def conclude(
 ) -> Projection:
     """Measure the residual, judge it by the one stopping sentence, warn where it fails, and pack the result.
 
-    ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway. ``typical`` is the Frobenius norm of
-    the rows, for a method that meets the tolerance in the mean over noise: it then stands in where ``|A noise|`` is smaller.
+    ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway. ``typical`` is the Frobenius norm
+    of the rows, for a method that meets the tolerance in the mean over noise: it then stands in where ``|A noise|``
+    is smaller.
     """
     if not torch.isfinite(directions).all():
         msg = "The projection produced NaN or Inf: look for extreme values in the rows."

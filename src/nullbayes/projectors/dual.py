@@ -43,8 +43,9 @@ class ExactDual(Projector):
     ----------
     truncate : bool
         Remove no more directions, leading ones first, than it takes to reach ``rtol`` in the mean. What stays is larger
-        than the kernel: it includes what changes the training outputs by less than one would notice, and that is most of
-        what varies between and beyond the data when the spectrum has no gap. Costs eigenvectors instead of a Cholesky factor.
+        than the kernel: it includes what changes the training outputs by less than one would notice, and that is most
+        of what varies between and beyond the data when the spectrum has no gap. Costs eigenvectors instead of a
+        Cholesky factor.
     cutoff : float, optional
         Relative eigenvalue cut of the (equilibrated) Gram matrix; default ``R * eps``.
     rtol, atol : float
@@ -76,9 +77,17 @@ class ExactDual(Projector):
         for _ in range(2):  # the second pass removes what rounding left of the first
             directions = directions - rows.rmv(state.factor.solve(rows.mv(directions)))
         projection = conclude(
-            self, rows, noise, directions, sweeps=2, failure=Outcome.TRUNCATED if self.truncate else Outcome.STAGNATED, rank=state.factor.rank,
-            precision=torch.float64, cutoff=state.cutoff, typical=state.typical,
-        )  # fmt: skip
+            self,
+            rows,
+            noise,
+            directions,
+            sweeps=2,
+            failure=Outcome.TRUNCATED if self.truncate else Outcome.STAGNATED,
+            rank=state.factor.rank,
+            precision=torch.float64,
+            cutoff=state.cutoff,
+            typical=state.typical,
+        )
         if callback is not None:
             callback(2, projection.info.residual)
         return projection

@@ -40,8 +40,8 @@ class ExactPrimal(Projector):
     Parameters
     ----------
     truncate : bool
-        With more rows than parameters the exact kernel is empty. ``truncate=True`` removes no more directions, leading ones
-        first, than it takes to reach ``rtol`` in the mean: a numerical kernel that no order of blocks and no number of
+        With more rows than parameters the exact kernel is empty. ``truncate=True`` removes no more directions, leading
+        ones first, than it takes to reach ``rtol`` in the mean: a numerical kernel that no order of blocks and no number of
         sweeps can change.
     cutoff : float, optional
         Relative eigenvalue cut when not truncating; default ``P * eps``, rows scaled to unit length.
