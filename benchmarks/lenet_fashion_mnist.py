@@ -106,9 +106,7 @@ def main() -> None:
     print(f"\n{'':<24}" + "".join(f"{name:>10}" for name in results["network"]) + f"{'fit s':>9}{'predict s':>11}")
     for name, line in results.items():
         print(f"{name:<24}" + "".join(f"{v:>10.1f}" if "seconds" in k else f"{v:>10.4f}" for k, v in line.items()))
-    print(
-        f"\nall of it: {time.perf_counter() - begin:.0f} s, {torch.get_num_threads()} threads, torch {torch.__version__}"
-    )
+    print(f"\nall of it: {time.perf_counter() - begin:.0f} s on {torch.get_num_threads()} threads")
     if options.json:
         options.json.write_text(json.dumps(results, indent=2))
 

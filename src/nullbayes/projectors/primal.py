@@ -41,8 +41,8 @@ class ExactPrimal(Projector):
     ----------
     truncate : bool
         With more rows than parameters the exact kernel is empty. ``truncate=True`` removes no more directions, leading
-        ones first, than it takes to reach ``rtol`` in the mean: a numerical kernel that no order of blocks and no number of
-        sweeps can change.
+        ones first, than it takes to reach ``rtol`` in the mean: a numerical kernel that no order of blocks and no
+        number of sweeps can change.
     cutoff : float, optional
         Relative eigenvalue cut when not truncating; default ``P * eps``, rows scaled to unit length.
     rtol, atol : float
