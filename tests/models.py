@@ -126,6 +126,17 @@ class Residual(nn.Module):
         return self.head(x + self.gain * self.step(x).tanh())
 
 
+class Attention(nn.Module):
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.up, self.head = nn.Linear(2, 4), nn.Linear(4, outputs)
+        self.mix = nn.TransformerEncoderLayer(4, 2, dim_feedforward=3, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, 3, 2)
+        h = self.mix(self.up(x))
+        return self.head(F.scaled_dot_product_attention(h, h, h).mean(1))
+
+
 def mlp(outputs: int) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, outputs))
 
@@ -224,6 +235,7 @@ MODELS = (
     Model("sequences first", lambda outputs: Sequences(outputs, examples_first=False), sequences, "plain"),
     Model("keyword calls", KeywordCalls, vectors, "layers"),
     Model("residual", Residual, vectors, "mixed"),
+    Model("attention", Attention, sequences, "mixed"),
 )
 MLP, BATCHNORM = MODELS[0], MODELS[5]
 

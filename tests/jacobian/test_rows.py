@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from models import (
     loss_jacobian,
     with_parameters,
 )
-from nullbayes.errors import LikelihoodError, SettingsError
+from nullbayes.errors import LikelihoodError, ModelError, SettingsError
 from nullbayes.jacobian import rows as rows_module
 
 each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
@@ -183,6 +184,7 @@ class Options(nn.Module):
         self.layer, self.norm = nn.Linear(4, 3).double(), nn.LayerNorm(3).double()
 
     def forward(self, x: Tensor, scale: Tensor, *, squash: bool) -> Tensor:
+        assert scale.ndim == 0
         h = self.norm(self.layer(x)) * scale
         return h.tanh() if squash else h
 
@@ -202,9 +204,35 @@ def test_values_without_examples_are_passed_on() -> None:
 def test_rows_do_not_depend_on_the_grad_mode_around_them(grad: Any) -> None:
     model, (x, y) = MLP.build(), CLASSIFICATION.data()
     with grad():
-        entries = nb.OutputJacobian(model, [(x, y)]).dense()
+        rows = nb.OutputJacobian(model, batches(x, y, (2, 3)))
+        entries = rows.dense()
+    assert rows.route.startswith("by layers")
     assert not entries.requires_grad
     torch.testing.assert_close(entries.clone(), jacobian(model, x).flatten(0, 1))
+
+
+class Locked(nn.Module):
+    """A network that cannot be copied: it holds a lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.lock = MLP.build(), threading.Lock()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with self.lock:
+            return self.layers(x)
+
+
+def test_a_network_that_cannot_be_copied_is_used_as_it_is() -> None:
+    model, (x, y) = Locked().eval(), CLASSIFICATION.data()
+    before = portrait(model)
+    rows = nb.OutputJacobian(model, [(x, y)])
+    torch.testing.assert_close(rows.dense(), jacobian(MLP.build(), x).flatten(0, 1))
+    after = portrait(model)
+    torch.testing.assert_close(after.pop("values"), before.pop("values"), rtol=0, atol=0)
+    assert after == before
+    with pytest.raises(ModelError, match=r"training mode and cannot be copied.*call model.eval\(\) first"):
+        nb.OutputJacobian(model.train(), [(x, y)])
 
 
 # --- which parameters -------------------------------------------------------------------------------------------------
@@ -256,6 +284,18 @@ def portrait(model: nn.Module) -> dict[str, Any]:
         "gradients": [(n, p.grad, p.requires_grad) for n, p in model.named_parameters()],
         "values": {n: t.clone() for n, t in model.state_dict().items()},
     }
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_the_switches_of_torch_are_left_as_they_were(enabled: bool) -> None:
+    torch.backends.mha.set_fastpath_enabled(enabled)
+    flash, grad = torch.backends.cuda.flash_sdp_enabled(), torch.is_grad_enabled()
+    try:
+        nb.OutputJacobian(MLP.build(), [CLASSIFICATION.data()]).dense()
+        assert torch.backends.mha.get_fastpath_enabled() is enabled
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+    assert (torch.backends.cuda.flash_sdp_enabled(), torch.is_grad_enabled()) == (flash, grad)
 
 
 @pytest.mark.parametrize("mode", ["train", "eval", "mixed"])

@@ -30,7 +30,7 @@ from models import (
     loss_jacobian,
     with_parameters,
 )
-from nullbayes.errors import NotFittedError, SettingsError
+from nullbayes.errors import ConvergenceWarning, NotFittedError, SettingsError
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov
 from nullbayes.testing import kernel_dimension, kernel_projector
 
@@ -405,6 +405,8 @@ def test_the_residual_is_that_of_each_sample() -> None:
     wanted = (posterior.directions @ rows.T).norm(dim=1) / (noise @ rows.T).norm(dim=1)
     torch.testing.assert_close(torch.tensor(posterior.report.residual, dtype=torch.float64), wanted)
     assert 1e-6 < wanted.max() <= 0.05
+    left = (posterior.directions @ rows.T).square().mean().sqrt()
+    assert posterior.report.train_std == pytest.approx(float(left) / posterior.prior_precision**0.5)
     assert posterior.report.tolerance == 0.05
     assert posterior.report.sweeps > 0
 
@@ -536,6 +538,21 @@ def test_sampled_variances_agree_with_exact_ones(kind: type) -> None:
 def test_exact_variance_on_training_data_is_nothing() -> None:
     posterior, (x, _) = fit(nb.ProjectedPosterior), CLASSIFICATION.data()
     assert posterior.functional_variance(x, exact=True).max() < 1e-20
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=ConvergenceWarning,
+    reason="the residual is relative to |A J(x)|, which is rounding here: it needs a floor",
+)
+@pytest.mark.parametrize("projector", [EXACT, ITERATIVE], ids=["dual", "krylov"])
+def test_exact_variance_of_inputs_that_have_nothing_to_do_with_the_data_is_silent(projector: Any) -> None:
+    axes = torch.linalg.qr(torch.randn(8, 8, generator=seeded(), dtype=torch.float64)).Q
+    model = torch.nn.Linear(8, 2, bias=False).double()
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0)
+    posterior.fit([(axes[:3], torch.tensor([0, 1, 0]))], 4, projector=projector, progress=False)
+    variance = posterior.functional_variance(axes[3:], exact=True)
+    torch.testing.assert_close(variance, torch.ones(5, 2, dtype=torch.float64))
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
 from nullbayes.jacobian.data import as_batch, example_dims, map_leaves, take_examples
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.network import Network, differentiable_kernels
 from nullbayes.linalg.held import DensePiece, OuterPiece, Piece
 from nullbayes.types import RowFunction
 
@@ -123,7 +123,7 @@ class LayerRows:
             flat = torch.cat([*parts, theta[edge:]])
             return self.function(flat, as_batch(xi, dims), yi[None])[0]
 
-        with torch.no_grad():
+        with torch.no_grad(), differentiable_kernels():
             entries: Tensor = vmap(jacrev(one), in_dims=(None, dims, 0))(inside, x, y)  # (n, O, c)
             return entries.flatten(0, 1)
 

@@ -6,15 +6,17 @@ user's module keeps its mode, its gradients and its attributes.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import fnmatch
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.data import take_examples
@@ -124,6 +126,18 @@ class Network:
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def differentiable_kernels() -> Iterator[None]:
+    """Take, for a while, the attention kernels that forward mode and ``vmap`` know: the fused ones know neither."""
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

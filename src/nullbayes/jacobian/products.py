@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import jacrev, jvp, vjp, vmap
 
 from nullbayes.jacobian.data import as_batch, example_dims
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.network import Network, differentiable_kernels
 from nullbayes.types import RowFunction
 
 
@@ -23,13 +23,13 @@ def push(function: RowFunction, theta: Tensor, x: Any, y: Tensor, vectors: Tenso
         tangent: Tensor = jvp(lambda flat: function(flat, x, y), (theta,), (vector,))[1]
         return tangent
 
-    with torch.no_grad():
+    with torch.no_grad(), differentiable_kernels():
         return vmap(one, randomness="same")(vectors)
 
 
 def pull(function: RowFunction, theta: Tensor, x: Any, y: Tensor, weights: Tensor) -> Tensor:  # (S, n, O) -> (S, P)
     """Return each weight times the Jacobian of ``function`` at ``theta``, by reverse-mode differentiation."""
-    with torch.no_grad():
+    with torch.no_grad(), differentiable_kernels():
         backward = vjp(lambda flat: function(flat, x, y), theta)[1]
         pulled: Tensor = vmap(lambda weight: backward(weight)[0])(weights)
         return pulled
@@ -48,7 +48,7 @@ def output_rows(network: Network, x: Any) -> Tensor:  # (n, O, P)
     def one(flat: Tensor, xi: Any) -> Tensor:
         return network(flat, as_batch(xi, dims))[0]
 
-    with torch.no_grad():
+    with torch.no_grad(), differentiable_kernels():
         entries: Tensor = vmap(jacrev(one), in_dims=(None, dims))(network.theta, x)
         return entries
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nullbayes.errors import NullBayesError
+
 
 def relative_cutoff(size: int, rows_dtype: torch.dtype, gram_dtype: torch.dtype = torch.float64) -> float:
     """Return the cut below which an eigenvalue of a Gram matrix, relative to the largest, is rounding.
@@ -63,6 +65,9 @@ class GramFactor:
 def _equilibrate(gram: Tensor) -> tuple[Tensor, Tensor]:
     """Scale ``gram`` in place to a unit diagonal (one where a row is zero); return it and the scales."""
     diagonal = gram.diagonal().clone()
+    if not torch.isfinite(diagonal).all():
+        msg = "A Gram matrix holds NaN or Inf: look for them in the rows, or for entries whose squares overflow."
+        raise NullBayesError(msg)
     alive = diagonal > torch.finfo(gram.dtype).tiny
     scale = torch.where(alive, diagonal.clamp_min(torch.finfo(gram.dtype).tiny).rsqrt(), 0.0)
     gram.mul_(scale).mul_(scale[:, None])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nullbayes.errors import SettingsError
 from nullbayes.linalg.rows import Block, Rows
 from nullbayes.linalg.spectral import GramFactor, factor_shifted
 from nullbayes.projectors.base import (
@@ -39,12 +40,13 @@ class SweepState:
     factors: tuple[GramFactor, ...]
     precision: torch.dtype
 
-    def sweep(self, vectors: Tensor, order: Iterable[int]) -> Tensor:  # (S, P) -> (S, P)
-        """Apply the block steps in the given order."""
+    def removed(self, vectors: Tensor, order: Iterable[int]) -> Tensor:  # (S, P) -> (S, P)
+        """Return what the block steps in the given order take away; summed on its own, it has no part in the kernel."""
+        total = torch.zeros_like(vectors)
         for i in order:
             block = self.rows.block(*self.cuts[i])
-            vectors = vectors - block.rmv(self.factors[i].solve(block.mv(vectors)))
-        return vectors
+            total += block.rmv(self.factors[i].solve(block.mv(vectors - total)))
+        return total
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,9 @@ class Alternating(Projector):
 
     def __post_init__(self) -> None:
         check_tolerance(self.rtol, self.atol)
+        if self.block_rows is not None and self.block_rows < 1:
+            msg = f"block_rows must be at least 1, not {self.block_rows}."
+            raise SettingsError(msg)
 
     def prepare(self, rows: Rows) -> SweepState:
         """Cut the rows into blocks and factor the Gram matrix of each."""
@@ -94,7 +99,7 @@ class Alternating(Projector):
         before = rows.norms(noise)
 
         def step(carry: Carry, _: int) -> Carry:
-            return (state.sweep(carry[0], order),)
+            return (carry[0] - state.removed(carry[0], order),)
 
         directions, after, sweeps, outcome = iterate(
             self,

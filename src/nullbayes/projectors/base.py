@@ -146,7 +146,8 @@ def conclude(
         msg = "The projection produced NaN or Inf: look for extreme values in the rows."
         raise NullBayesError(msg)
     after, before = norms if norms is not None else (rows.norms(directions), rows.norms(noise))
-    converged = after <= torch.clamp(projector.rtol * before.clamp_min(typical), min=projector.atol)
+    expected = typical * noise.double().norm(dim=1) / rows.n_columns**0.5  # of isotropic noise as long as this one
+    converged = after <= torch.clamp(projector.rtol * torch.maximum(before, expected), min=projector.atol)
     name = type(projector).__name__
     if rank is not None:
         dimension, stderr = float(rows.n_columns - rank), 0.0

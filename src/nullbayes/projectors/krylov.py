@@ -26,7 +26,10 @@ from nullbayes.projectors.base import (
 )
 from nullbayes.projectors.iteration import Carry, iterate
 
-_RENEW_EVERY = 20  # steps after which the recurred residual is replaced by the true one: it drifts in float32
+# The recurred gradient collects rounding in the kernel, which no later step removes. It is replaced by the true one,
+# which has none, before that can exceed a thousandfold eps of it, and every so often because it drifts in float32.
+_RENEW_BELOW = 1e-3
+_RENEW_EVERY = 20
 
 
 @dataclass(frozen=True)
@@ -66,20 +69,23 @@ class Krylov(Projector):
         order = [*range(n_blocks), *reversed(range(n_blocks - 1))]
 
         def gap(vectors: Tensor) -> Tensor:
-            return vectors - state.sweep(vectors, order)
+            return state.removed(vectors, order)
 
         def step(carry: Carry, k: int) -> Carry:
-            v, search, gradient, energy = carry
-            image = gap(search)
+            v, search, gradient, mark = carry
+            image, energy = gap(search), gradient.square().sum(1)
             curvature = (search * image).sum(1)
             # once the gradient is all rounding, a step would feed the kernel itself: stand still instead
             useful = (curvature > 0) & (energy > floor * v.square().sum(1))
-            length = torch.where(useful, energy / curvature.clamp_min(tiny), 0.0)[:, None]
+            length = torch.where(useful, (search * gradient).sum(1) / curvature.clamp_min(tiny), 0.0)[:, None]
             v = v - length * search
-            gradient = gap(v) if k % _RENEW_EVERY == 0 else gradient - length * image
-            renewed = gradient.square().sum(1)
-            turn = torch.where(energy > 0, renewed / energy.clamp_min(tiny), 0.0)[:, None]
-            return v, gradient + turn * search, gradient, renewed
+            gradient = gradient - length * image
+            renew = (gradient.square().sum(1) < _RENEW_BELOW**2 * mark) | (k % _RENEW_EVERY == 0)
+            if bool(renew.any()):
+                gradient = torch.where(renew[:, None], gap(v), gradient)
+                mark = torch.where(renew, gradient.square().sum(1), mark)
+            turn = torch.where(useful, gradient.square().sum(1) / energy.clamp_min(tiny), 0.0)[:, None]
+            return v, gradient + turn * search, gradient, mark
 
         tiny = torch.finfo(rows.dtype).tiny
         floor = torch.finfo(rows.dtype).eps ** 2

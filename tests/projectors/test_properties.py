@@ -1,0 +1,111 @@
+"""What makes a map the orthogonal projection on the kernel, for matrices of any shape and rank."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import nullbayes as nb
+from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Projector
+from nullbayes.testing import kernel_projector, matrix_from_singular_values
+
+TIGHT = 1e-11
+PROJECTORS: dict[str, Callable[[], Projector]] = {
+    "ExactDual": lambda: ExactDual(rtol=TIGHT),
+    "ExactPrimal": lambda: ExactPrimal(rtol=TIGHT),
+    "Alternating": lambda: Alternating(rtol=TIGHT, max_sweeps=2000),
+    "Krylov": lambda: Krylov(rtol=TIGHT, max_sweeps=2000),
+}
+every_projector = pytest.mark.parametrize("name", PROJECTORS)
+few = settings(max_examples=12, deadline=None, derandomize=True)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> Tensor:
+    """Any shape up to 24 by 24 and any rank, singular values between 1 and 3: to project is no matter of condition."""
+    n_rows, n_columns = draw(st.integers(1, 24)), draw(st.integers(1, 24))
+    rank = draw(st.integers(0, min(n_rows, n_columns)))
+    sigma = torch.linspace(1, 3, rank, dtype=torch.float64)
+    return matrix_from_singular_values(sigma, n_rows, n_columns, seeded(draw(st.integers(0, 1000))))
+
+
+block_sizes = st.integers(1, 30)
+
+
+def project(name: str, matrix: Tensor, vectors: Tensor, block_rows: int | None = None) -> Tensor:
+    projector = PROJECTORS[name]()
+    projection = projector.apply(projector.prepare(nb.DenseRows(matrix, block_rows)), vectors)
+    assert projection.info.converged.all()
+    return projection.directions
+
+
+def as_matrix(name: str, matrix: Tensor, block_rows: int | None = None) -> Tensor:
+    return project(name, matrix, torch.eye(matrix.shape[1], dtype=torch.float64), block_rows).T
+
+
+def assert_near(left: Tensor, right: Tensor, atol: float = 1e-9) -> None:
+    torch.testing.assert_close(left, right, rtol=0, atol=atol)
+
+
+@every_projector
+@few
+@given(matrix=matrices(), block_rows=block_sizes)
+def test_map_is_the_orthogonal_projection_on_the_kernel(name: str, matrix: Tensor, block_rows: int) -> None:
+    map_ = as_matrix(name, matrix, block_rows)
+    expected = kernel_projector(matrix)
+    assert_near(map_ @ map_, map_)
+    assert_near(map_, map_.T)
+    assert_near(matrix @ map_, torch.zeros_like(matrix))
+    assert_near(map_ @ expected, expected)  # stays where it is
+    assert float(map_.trace()) == pytest.approx(matrix.shape[1] - torch.linalg.matrix_rank(matrix), abs=1e-8)
+    assert torch.linalg.matrix_norm(map_, 2) <= 1 + 1e-9  # never longer
+
+
+@every_projector
+@few
+@given(matrix=matrices(), seed=st.integers(0, 1000))
+def test_projecting_twice_is_projecting_once(name: str, matrix: Tensor, seed: int) -> None:
+    noise = torch.randn(3, matrix.shape[1], dtype=torch.float64, generator=seeded(seed))
+    once = kernel_projector(matrix)
+    first = project(name, matrix, noise)
+    assert (first.norm(dim=1) <= noise.norm(dim=1) * (1 + 1e-12)).all()
+    assert_near(first @ once.T, first)
+
+
+@every_projector
+@few
+@given(matrix=matrices(), block_rows=block_sizes, seed=st.integers(0, 1000))
+def test_order_of_rows_and_size_of_blocks_do_not_matter(name: str, matrix: Tensor, block_rows: int, seed: int) -> None:
+    order = torch.randperm(len(matrix), generator=seeded(seed))
+    assert_near(as_matrix(name, matrix[order], block_rows), as_matrix(name, matrix))
+
+
+@every_projector
+@few
+@given(matrix=matrices(), seed=st.integers(0, 1000))
+def test_repeated_rows_and_zero_rows_do_not_matter(name: str, matrix: Tensor, seed: int) -> None:
+    again = torch.randint(len(matrix), (len(matrix) + 3,), generator=seeded(seed))
+    more = torch.cat([matrix, matrix[again], torch.zeros(2, matrix.shape[1], dtype=torch.float64)])
+    assert_near(as_matrix(name, more, 7), as_matrix(name, matrix, 7))
+
+
+@every_projector
+@few
+@given(seed=st.integers(0, 1000), block_rows=st.integers(1, 12))
+def test_length_of_rows_does_not_matter(name: str, seed: int, block_rows: int) -> None:
+    matrix = matrix_from_singular_values(torch.linspace(1, 2, 12), 12, 20, seeded(seed))
+    lengths = 10 ** (12 * torch.rand(12, 1, dtype=torch.float64, generator=seeded(seed)) - 6)
+    projector = PROJECTORS[name]()
+    # the stopping sentence speaks of |A v|, to which rows a million times shorter contribute nothing: ask for more
+    strict = type(projector)(rtol=1e-24) if name.startswith("Exact") else type(projector)(rtol=1e-20, max_sweeps=60)
+    state = strict.prepare(nb.DenseRows(lengths * matrix, block_rows))
+    with pytest.warns() if not name.startswith("Exact") else pytest.warns():
+        directions = strict.apply(state, torch.eye(20, dtype=torch.float64)).directions
+    assert_near(directions, kernel_projector(matrix), atol=1e-7)
