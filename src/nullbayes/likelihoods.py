@@ -91,7 +91,7 @@ class Classification(Likelihood):
             return functional.cross_entropy(outputs, targets, reduction="none")
         labels = targets.reshape(len(outputs), 1).long()
         margins = (outputs - outputs.gather(1, labels)).scatter(1, labels, -torch.inf)
-        return functional.softplus(margins.logsumexp(1))
+        return _softplus(margins.logsumexp(1))
 
     def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
         r"""Return :math:`(I - s s^\top)\operatorname{diag}(s)`, with :math:`s = \sqrt p`.
@@ -134,7 +134,7 @@ class Bernoulli(Likelihood):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of the binary cross entropies of each example, exact to rounding for confident ones too."""
         signs = 1.0 - 2.0 * targets.reshape(outputs.shape).to(outputs.dtype)
-        return functional.softplus(signs * outputs).sum(-1)
+        return _softplus(signs * outputs).sum(-1)
 
     def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the diagonal of sqrt(p (1 − p))."""
@@ -257,6 +257,11 @@ def resolve(likelihood: str | Likelihood | LossFn) -> Likelihood:
         return CustomLoss(likelihood)
     msg = f"likelihood must be a name, a Likelihood or a callable, not {type(likelihood).__name__}."
     raise LikelihoodError(msg)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """Return log(1 + exp(x)) to rounding for every x; torch's own turns linear at 20."""
+    return torch.logaddexp(x, torch.zeros_like(x))
 
 
 def _check_labels(targets: Tensor, classes: int) -> None:

@@ -43,7 +43,12 @@ def pairs(keep: Callable[[str, str], bool] = lambda name, case: True, drifts: bo
     return pytest.mark.parametrize(
         ("name", "case"),
         [
-            pytest.param(name, case, id=f"{name}-{case}", marks=[known] if drifts and name == "Lanczos" and case in DRIFTS else [])
+            pytest.param(
+                name,
+                case,
+                id=f"{name}-{case}",
+                marks=[known] if drifts and name == "Lanczos" and case in DRIFTS else [],
+            )
             for name in PROJECTORS
             for case in CASES
             if keep(name, case)

@@ -1,6 +1,8 @@
 """What makes a map the orthogonal projection on the kernel, for matrices of any shape and rank."""
 
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import nullbayes as nb
+from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Projector
 from nullbayes.testing import kernel_projector, matrix_from_singular_values
 
@@ -64,19 +67,8 @@ def test_map_is_the_orthogonal_projection_on_the_kernel(name: str, matrix: Tenso
     assert_near(map_, map_.T)
     assert_near(matrix @ map_, torch.zeros_like(matrix))
     assert_near(map_ @ expected, expected)  # stays where it is
-    assert float(map_.trace()) == pytest.approx(matrix.shape[1] - torch.linalg.matrix_rank(matrix), abs=1e-8)
+    assert float(map_.trace()) == pytest.approx(matrix.shape[1] - int(torch.linalg.matrix_rank(matrix)), abs=1e-8)
     assert torch.linalg.matrix_norm(map_, 2) <= 1 + 1e-9  # never longer
-
-
-@every_projector
-@few
-@given(matrix=matrices(), seed=st.integers(0, 1000))
-def test_projecting_twice_is_projecting_once(name: str, matrix: Tensor, seed: int) -> None:
-    noise = torch.randn(3, matrix.shape[1], dtype=torch.float64, generator=seeded(seed))
-    once = kernel_projector(matrix)
-    first = project(name, matrix, noise)
-    assert (first.norm(dim=1) <= noise.norm(dim=1) * (1 + 1e-12)).all()
-    assert_near(first @ once.T, first)
 
 
 @every_projector
@@ -103,9 +95,11 @@ def test_length_of_rows_does_not_matter(name: str, seed: int, block_rows: int) -
     matrix = matrix_from_singular_values(torch.linspace(1, 2, 12), 12, 20, seeded(seed))
     lengths = 10 ** (12 * torch.rand(12, 1, dtype=torch.float64, generator=seeded(seed)) - 6)
     projector = PROJECTORS[name]()
-    # the stopping sentence speaks of |A v|, to which rows a million times shorter contribute nothing: ask for more
-    strict = type(projector)(rtol=1e-24) if name.startswith("Exact") else type(projector)(rtol=1e-20, max_sweeps=60)
-    state = strict.prepare(nb.DenseRows(lengths * matrix, block_rows))
-    with pytest.warns() if not name.startswith("Exact") else pytest.warns():
-        directions = strict.apply(state, torch.eye(20, dtype=torch.float64)).directions
-    assert_near(directions, kernel_projector(matrix), atol=1e-7)
+    if not name.startswith("Exact"):
+        # the stopping sentence speaks of |A v|, in which rows a million times shorter hardly count: sweep on regardless
+        projector = replace(projector, rtol=1e-30, max_sweeps=300)
+    state = projector.prepare(nb.DenseRows(lengths * matrix, block_rows))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        directions = projector.apply(state, torch.eye(20, dtype=torch.float64)).directions
+    assert_near(directions, kernel_projector(matrix))

@@ -62,6 +62,7 @@ class Rows(ABC):
     device: torch.device
     granule: int = 1
     block_rows: int | None = None
+    _frobenius: float | None = None
 
     @abstractmethod
     def block(self, start: int, stop: int) -> Block:
@@ -120,6 +121,14 @@ class Rows(ABC):
         for _, block in self.blocks(self.walk_rows):
             total += block.mv(vectors).double().square().sum(1)
         return total.sqrt()
+
+    def frobenius(self) -> float:
+        """Return the Frobenius norm of the matrix, estimated once from a few Gaussian vectors."""
+        if self._frobenius is None:
+            generator = torch.Generator().manual_seed(0)
+            probes = torch.randn(4, self.n_columns, generator=generator, dtype=torch.float64)
+            self._frobenius = float(self.norms(probes.to(self.device, self.dtype)).square().mean().sqrt())
+        return self._frobenius
 
     def dense(self) -> Tensor:  # (R, P)
         """Return all entries."""

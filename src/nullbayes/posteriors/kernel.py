@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 import torch
@@ -21,14 +21,13 @@ from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.products import linearized, output_rows
 from nullbayes.jacobian.rows import JacobianRows, OutputJacobian
 from nullbayes.linalg.rows import Rows
+from nullbayes.posteriors import noise
 from nullbayes.posteriors.base import SamplePosterior, output_spread
 from nullbayes.posteriors.report import FitReport
 from nullbayes.posteriors.resources import Meter, memory_limit_bytes
 from nullbayes.predictive import stream
 from nullbayes.projectors import Projector, choose
 
-Base = Tensor | Mapping[str, Tensor] | Callable[[int, torch.Generator], Tensor | Mapping[str, Tensor]]
-_PROBES = 8  # extra isotropic vectors that measure the kernel when the base distribution is another
 _MEASURED_EXAMPLES = 1024  # training examples on which the change of the outputs is measured, where rows do not tell
 
 
@@ -38,7 +37,7 @@ class KernelPosterior(SamplePosterior):
     _rows: Rows | None = None
     _projector: Projector | None = None
     _state: Any = None
-    _base: Base | None = None
+    _base: noise.Base | None = None
     _report: dict[str, Any] | None = None
     _underfit_advice = "The posterior underfits: use a smaller tolerance or a larger prior_precision."
 
@@ -55,7 +54,7 @@ class KernelPosterior(SamplePosterior):
         *,
         projector: str | Projector = "auto",
         tolerance: float = 1e-2,
-        base: Base | None = None,
+        base: noise.Base | None = None,
         generator: torch.Generator | None = None,
         memory_limit: int | str | None = None,
         progress: bool = True,
@@ -88,7 +87,7 @@ class KernelPosterior(SamplePosterior):
         self._base, self._likelihood = base, self._asked
         self._directions, self._precision, self._report = None, None, None
         report = self._prepare(loader, n_samples, projector, tolerance, memory_limit)
-        report["seed"] = int(torch.randint(2**32, (1,), generator=generator, device=_home(generator)))
+        report["seed"] = noise.draw_seed(generator)
         self._report = report
         self._draw(n_samples, progress)
         self._warn()
@@ -177,7 +176,10 @@ class KernelPosterior(SamplePosterior):
         assert self._report is not None
         assert self._projector is not None
         report, have = self._report, 0 if self._directions is None else len(self._directions)
-        noise = self._noise(have, n_samples, report["seed"])
+        if self._base is None:
+            drawn = noise.normal(self._network, report["seed"], have, n_samples)
+        else:
+            drawn = noise.based(self._network, self._base, report["seed"], have, n_samples)
         with (
             self._meter.phase("projection"),
             tqdm(desc="projecting", unit=" sweeps", disable=None if progress else True, leave=False) as bar,
@@ -187,10 +189,10 @@ class KernelPosterior(SamplePosterior):
                 bar.n = sweeps
                 bar.set_postfix(residual=f"{float(residual.max()):.1e}", tolerance=f"{report['tolerance']:.0e}")
 
-            projection = self._projector.apply(self._state, noise, callback=show)
+            projection = self._projector.apply(self._state, drawn, callback=show)
         info, new = projection.info, projection.directions[:n_samples]
         measured = slice(0, n_samples) if self._base is None else slice(n_samples, None)
-        traces = (noise[measured].to(new.device).double() * projection.directions[measured].double()).sum(1)
+        traces = (drawn[measured].to(new.device).double() * projection.directions[measured].double()).sum(1)
         self._directions = new if self._directions is None else torch.cat([self._directions, new])
         report["residual"] += tuple(float(r) for r in info.residual[:n_samples])
         report["converged"] &= bool(info.converged[:n_samples].all())
@@ -203,32 +205,6 @@ class KernelPosterior(SamplePosterior):
         self._kernel_dimension = self._dimension()[0]
         if self._precision_rule in ("optimal", "paper"):
             self._precision = None  # the estimate of the rank has changed
-
-    def _noise(self, start: int, n: int, seed: int) -> Tensor:  # (n, P), or more rows with probes
-        """Draw sample i from a generator of its own, so that it depends on the seed and on i alone."""
-        p, dtype = self._network.n_parameters, self._network.dtype
-
-        def normal(i: int) -> Tensor:
-            generator = torch.Generator().manual_seed((seed + i) % 2**32)
-            return torch.randn(p, generator=generator, dtype=dtype)
-
-        if self._base is None:
-            return torch.stack([normal(start + i) for i in range(n)])
-        drawn = self._base
-        if callable(drawn):
-            drawn = drawn(n, torch.Generator().manual_seed((seed + start) % 2**32))
-        elif start:
-            msg = (
-                "The base distribution was given as samples, not as a callable (n, generator): "
-                "there are no more to extend with."
-            )
-            raise SettingsError(msg)
-        flat = self._network.flatten(drawn) if isinstance(drawn, Mapping) else drawn
-        if flat.shape != (n, p):
-            msg = f"The base distribution gave shape {tuple(flat.shape)}; needed is ({n}, {p}): samples, parameters."
-            raise SettingsError(msg)
-        probes = torch.stack([normal(2**31 + start + i) for i in range(_PROBES)])
-        return torch.cat([flat.detach().to("cpu", dtype), probes])
 
     def _resolve_precision(self, rule: str | float) -> float:
         if isinstance(rule, str) and self._base is not None:
@@ -382,16 +358,7 @@ class KernelPosterior(SamplePosterior):
         for name in ("residual", "traces"):
             report[name] = tuple(float(v) for v in report[name])
         self._report = report
-        self._base = _lost_base if header["based"] else None
+        self._base = noise.lost if header["based"] else None
         if self.report.n_samples != len(report["residual"]):
             msg = "The file's report does not fit its samples: it was altered."
             raise FileError(msg)
-
-
-def _lost_base(n: int, generator: torch.Generator) -> Tensor:
-    msg = "The posterior has a base distribution, which a file does not hold: fit a new one to have more samples."
-    raise SettingsError(msg)
-
-
-def _home(generator: torch.Generator | None) -> torch.device:
-    return generator.device if generator is not None else torch.device("cpu")

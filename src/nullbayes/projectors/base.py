@@ -122,6 +122,20 @@ def relative(norms: Tensor, reference: Tensor) -> Tensor:
     return torch.where(reference > 0, norms / reference.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
 
 
+def targets(projector: Projector, rows: Rows, noise: Tensor, before: Tensor, typical: float = 0.0) -> Tensor:  # (S,)
+    """Return what ``|A v|`` has to come down to: the one stopping sentence.
+
+    Noise that the rows hardly see has nothing to be removed: where ``|A noise|`` is within the rounding of the product,
+    that rounding is the target. ``typical`` is the Frobenius norm of the rows, for a method that meets the tolerance in
+    the mean over noise: it then stands in where ``|A noise|`` is smaller.
+    """
+    lengths = noise.double().norm(dim=1)
+    expected = typical * lengths / rows.n_columns**0.5  # of isotropic noise as long as this one
+    target = torch.clamp(projector.rtol * torch.maximum(before, expected), min=projector.atol)
+    rounding = 4.0 * torch.finfo(rows.dtype).eps * rows.frobenius() * lengths
+    return torch.where(before <= rounding, torch.maximum(target, rounding), target)
+
+
 def conclude(
     projector: Projector,
     rows: Rows,
@@ -138,16 +152,13 @@ def conclude(
 ) -> Projection:
     """Measure the residual, judge it by the one stopping sentence, warn where it fails, and pack the result.
 
-    ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway. ``typical`` is the Frobenius norm
-    of the rows, for a method that meets the tolerance in the mean over noise: it then stands in where ``|A noise|``
-    is smaller.
+    ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway; ``typical`` as in :func:`targets`.
     """
     if not torch.isfinite(directions).all():
         msg = "The projection produced NaN or Inf: look for extreme values in the rows."
         raise NullBayesError(msg)
     after, before = norms if norms is not None else (rows.norms(directions), rows.norms(noise))
-    expected = typical * noise.double().norm(dim=1) / rows.n_columns**0.5  # of isotropic noise as long as this one
-    converged = after <= torch.clamp(projector.rtol * torch.maximum(before, expected), min=projector.atol)
+    converged = after <= targets(projector, rows, noise, before, typical)
     name = type(projector).__name__
     if rank is not None:
         dimension, stderr = float(rows.n_columns - rank), 0.0

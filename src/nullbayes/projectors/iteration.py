@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import NullBayesError
-from nullbayes.projectors.base import Callback, Outcome, Projector, relative
+from nullbayes.projectors.base import Callback, Outcome, Projector, relative, targets
 
 if TYPE_CHECKING:
     from nullbayes.linalg.rows import Rows
@@ -37,7 +37,7 @@ def iterate(
     others.
     """
     directions = carry[0].clone()
-    target = torch.clamp(projector.rtol * reference, min=projector.atol)
+    target = targets(projector, rows, carry[0], reference)
     norms = reference.clone()
     best, reached = reference.clone(), torch.zeros_like(reference, dtype=torch.int64)
     active = (norms > target).nonzero()[:, 0]
