@@ -28,32 +28,15 @@ PROJECTORS: dict[str, Callable[[float], Projector]] = {
 }
 WELL_CONDITIONED = ("full_rank", "repeated_rows", "zero_rows", "one_block", "more_rows_than_columns")
 
-# krylov_basis takes up a part of the kernel that grows from rounding, like Lanczos vectors at any eigenvalue outside the
-# rest of the spectrum: the basis then holds vectors of the kernel, and the residual cannot tell.
-DRIFTS = {"full_rank", "orthogonal_blocks", "repeated_rows", "zero_rows", "one_block", "step", "tall_rank_deficient"}
-
 
 def stalls(name: str, case: str) -> bool:
     return name.split(",")[0] in CASES[case].stalls
 
 
-def pairs(keep: Callable[[str, str], bool] = lambda name, case: True, drifts: bool = False) -> pytest.MarkDecorator:
-    """All projectors on all cases that are kept; ``drifts`` marks those where Lanczos is known to fail."""
-    known = pytest.mark.xfail(strict=True, reason="krylov_basis drifts into the kernel")
-    return pytest.mark.parametrize(
-        ("name", "case"),
-        [
-            pytest.param(
-                name,
-                case,
-                id=f"{name}-{case}",
-                marks=[known] if drifts and name == "Lanczos" and case in DRIFTS else [],
-            )
-            for name in PROJECTORS
-            for case in CASES
-            if keep(name, case)
-        ],
-    )
+def pairs(keep: Callable[[str, str], bool] = lambda name, case: True) -> pytest.MarkDecorator:
+    """All projectors on all cases that are kept."""
+    kept = [(name, case) for name in PROJECTORS for case in CASES if keep(name, case)]
+    return pytest.mark.parametrize(("name", "case"), kept, ids=[f"{name}-{case}" for name, case in kept])
 
 
 every_pair = pairs()
@@ -172,7 +155,7 @@ def test_whoever_asked_is_warned_unless_it_converged(name: str, case: str) -> No
         assert warning.filename == __file__
 
 
-@pairs(lambda name, case: not stalls(name, case), drifts=True)
+@pairs(lambda name, case: not stalls(name, case))
 def test_projection_is_the_oracles(name: str, case: str) -> None:
     solved = solve(name, case)
     assert solved.result.info.converged.all()
@@ -188,7 +171,7 @@ def test_cases_that_stall_are_the_ones_listed(name: str, case: str) -> None:
     assert not solve(name, case).result.info.converged.any()
 
 
-@pairs(drifts=True)
+@every_pair
 def test_kernel_is_untouched_even_where_it_stalls(name: str, case: str) -> None:
     solved = solve(name, case)
     moved = (solved.result.directions - solved.noise) @ oracle(case)
@@ -381,7 +364,7 @@ def test_rows_without_a_gram_matrix_are_refused(kind: type[Projector], value: fl
 # --- float32 ---
 
 
-@pairs(lambda name, case: case in WELL_CONDITIONED, drifts=True)
+@pairs(lambda name, case: case in WELL_CONDITIONED)
 def test_float32_rows_give_float32_directions_to_their_precision(name: str, case: str) -> None:
     matrix = CASES[case].matrix.float()
     projector = PROJECTORS[name](1e-3 if name == "Lanczos" else 1e-5)

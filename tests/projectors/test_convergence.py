@@ -166,7 +166,7 @@ def test_lanczos_residual_falls_as_the_rank_grows() -> None:
     noise = gaussian(4, 150)
     residual = torch.stack([quietly(Lanczos(rank=k), matrix, noise).info.residual for k in (1, 10, 30, 60, 100)])
     assert (residual.diff(dim=0) < 0).all()
-    assert (residual[-1] < 1e-8).all()
+    assert (residual[-1] < 1e-6).all()
 
 
 def test_lanczos_is_near_the_best_subspace_of_its_rank() -> None:
@@ -189,15 +189,12 @@ def test_lanczos_leaves_the_kernel_alone_while_it_is_truncated(rank: int) -> Non
     assert projection.info.rank == projection.info.sweeps == rank
 
 
-known = pytest.mark.xfail(strict=True, reason="krylov_basis drifts into the kernel")
-
-
 @pytest.mark.parametrize(
     "sigma",
     [
         [2.0] * 12,
         [3.0] * 6 + [1.0] * 6,
-        pytest.param(torch.linspace(1, 3, 40).tolist(), marks=known),
+        torch.linspace(1, 3, 40).tolist(),
     ],
     ids=["one value", "two values", "forty values"],
 )

@@ -7,41 +7,55 @@ from torch import Tensor
 
 from nullbayes.linalg.rows import Rows
 
+_BLOCK = 32  # vectors at a time
+_WATCHED = 16  # extra entries that measure what rounding does in the kernel
+
 
 def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  # (k, P), k <= size
-    r"""Return orthonormal vectors that span Krylov spaces of :math:`A^\top A` inside the row space of :math:`A`.
+    r"""Return orthonormal vectors that span a block Krylov space of :math:`A^\top A`, inside the row space.
 
-    A space that closes early (an eigenvalue with several eigenvectors is found once) is followed by a new start,
-    orthogonal to all before it, until ``size`` vectors are there or the row space is exhausted; the kernel is never
-    touched. One product with :math:`A` and one with :math:`A^\top` a vector, :math:`O(k^2 P)` to orthogonalize.
+    Differs from the textbook in three ways:
+
+    1. Vectors go in blocks, so that products are batched and an eigenvalue may have several eigenvectors.
+    2. A space that closes early is followed by a fresh block :math:`A^\top \omega`, orthogonal to all before it, until
+       ``size`` vectors are there or the row space is exhausted.
+    3. Orthogonalization multiplies rounding in the kernel from block to block, since zero lies outside the rest of the
+       spectrum, and no residual would show it. So every vector carries a few more entries, for columns in which
+       :math:`A` is zero, that receive rounding of the same size: what they grow to is what the kernel would get. A
+       vector with more than half of the digits lost is not taken.
+
+    Two products a vector, :math:`O(k^2 P)` to orthogonalize.
     """
-    basis = torch.zeros(size, rows.n_columns, dtype=rows.dtype, device=rows.device)
-    found, scale = 0, 0.0
-    floor = torch.finfo(rows.dtype).eps * rows.n_columns**0.5
-    restart = True
+    p, eps = rows.n_columns, torch.finfo(rows.dtype).eps
+    width = max(1, min(size, _BLOCK))
+    basis = torch.zeros(size, p + _WATCHED, dtype=rows.dtype, device=rows.device)
+    found, norm, latest = 0, 0.0, basis[:0]
     while found < size:
-        if restart:
-            seed = torch.randn(1, rows.n_rows, generator=generator, dtype=torch.float64)
-            candidate = rows.rmv(seed.to(rows.device, rows.dtype))[0]
+        fresh = len(latest) == 0
+        if fresh:
+            drawn = torch.randn(width, rows.n_rows, generator=generator, dtype=torch.float64)
+            image = rows.rmv(drawn.to(rows.device, rows.dtype) / rows.n_rows**0.5)
         else:
-            candidate = rows.rmv(rows.mv(basis[found - 1 : found]))[0]
-        scale = max(scale, float(candidate.norm()))
-        candidate = _orthogonalize(candidate, basis[:found])
-        length = float(candidate.norm())
-        if length <= 16 * floor * scale or scale == 0.0:
-            if restart:
-                break  # even a fresh vector of the row space lies in the span: it is exhausted
-            restart = True
-            continue
-        basis[found] = candidate / length
-        found, restart = found + 1, False
-    return basis[:found]
+            image = rows.rmv(rows.mv(latest[:, :p]))
+        sizes = image.norm(dim=1, keepdim=True)
+        norm = max(norm, float(sizes.max()))
+        image = image / sizes.clamp_min(torch.finfo(rows.dtype).tiny)
+        rounding = torch.randn(len(image), _WATCHED, generator=generator, dtype=torch.float64).to(image) * eps
+        image = _orthogonalize(torch.cat([image, rounding], dim=1), basis[:found])
+        _, lengths, new = torch.linalg.svd(image, full_matrices=False)
+        sound = (new[:, p:].norm(dim=1) <= eps**0.5) & (lengths > eps**0.5)
+        latest = _orthogonalize(new[sound], basis[:found])[: size - found]
+        if fresh and len(latest) == 0:
+            break  # even fresh vectors of the row space lie in the span: it is exhausted
+        basis[found : found + len(latest)] = latest
+        found += len(latest)
+    return torch.linalg.qr(basis[:found, :p].T).Q.T if found else basis[:0, :p]
 
 
-def _orthogonalize(vector: Tensor, basis: Tensor) -> Tensor:
+def _orthogonalize(vectors: Tensor, basis: Tensor) -> Tensor:  # (..., P), (k, P)
     for _ in range(2):  # twice is enough (Giraud, Langou and Rozloznik 2005)
-        vector = vector - (basis @ vector) @ basis
-    return vector
+        vectors = vectors - (vectors @ basis.T) @ basis
+    return vectors
 
 
 def spectral_quadrature(rows: Rows, *, n_probes: int, steps: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

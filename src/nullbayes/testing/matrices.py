@@ -85,7 +85,7 @@ def cases() -> tuple[Case, ...]:
             matrix=_well_conditioned(60, 100, seed=1),
             block_rows=16,
             rank=60,
-            stalls=frozenset({"Lanczos"}),
+            stalls=frozenset(),
             note="The plain case; its last block is smaller than the others.",
         ),
         _orthogonal_blocks(),
@@ -112,7 +112,7 @@ def cases() -> tuple[Case, ...]:
             matrix=_well_conditioned(36, 80, seed=6),
             block_rows=36,
             rank=36,
-            stalls=frozenset({"Lanczos"}),
+            stalls=frozenset(),
             note="All rows in one block, so that a single sweep is exact.",
         ),
         Case(
@@ -120,7 +120,7 @@ def cases() -> tuple[Case, ...]:
             matrix=matrix_from_singular_values(_logspace(0, -8, 100), 100, 150, _seeded(7)),
             block_rows=20,
             rank=None,
-            stalls=frozenset({"ExactDual", "ExactPrimal", "Alternating", "Krylov"}),
+            stalls=frozenset({"ExactDual", "ExactPrimal", "Alternating", "Krylov", "Lanczos"}),
             note="Eight decades and no gap, as in networks; a Gram matrix has lost the smallest ones.",
         ),
         Case(
@@ -128,7 +128,7 @@ def cases() -> tuple[Case, ...]:
             matrix=matrix_from_singular_values([1.0] * 40 + [1e-4] * 40, 80, 120, _seeded(8)),
             block_rows=20,
             rank=80,
-            stalls=frozenset({"Alternating", "Lanczos"}),
+            stalls=frozenset({"Alternating"}),
             note="Two groups of equal singular values, four decades apart.",
         ),
         Case(
@@ -162,7 +162,7 @@ def _orthogonal_blocks() -> Case:
         matrix=torch.block_diag(*mixing) @ rows,
         block_rows=12,
         rank=48,
-        stalls=frozenset({"Lanczos"}),
+        stalls=frozenset(),
         note="Rows of different blocks are orthogonal, so that one sweep is exact.",
     )
 

@@ -1,0 +1,164 @@
+"""Rows are cut into blocks without losing one, and multiply the same however they are known."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import nullbayes as nb
+from nullbayes.errors import SettingsError
+from nullbayes.linalg.held import DensePiece, HeldRows
+from nullbayes.linalg.rows import Block, Rows, symmetric
+from nullbayes.projectors import ExactDual
+from nullbayes.testing import kernel_projector
+
+
+class Counted(Rows):
+    """Rows that are nothing but their number."""
+
+    def __init__(self, n_rows: int, granule: int) -> None:
+        self.n_rows, self.n_columns, self.granule = n_rows, 10, granule
+        self.dtype, self.device = torch.float32, torch.device("cpu")
+
+    def block(self, start: int, stop: int) -> Block:
+        raise NotImplementedError
+
+    def keep(self) -> Rows:
+        raise NotImplementedError
+
+
+def gaussian(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def matrix_free(matrix: Tensor, block_rows: int | None = None) -> nb.MatrixFreeRows:
+    return nb.MatrixFreeRows(
+        lambda vectors, rows: vectors @ matrix[rows].T,
+        lambda vectors, rows: vectors @ matrix[rows],
+        n_rows=len(matrix),
+        n_columns=matrix.shape[1],
+        block_rows=block_rows,
+        dtype=matrix.dtype,
+    )
+
+
+# --- cuts ---
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    examples=st.integers(1, 5_000),
+    granule=st.integers(1, 12),
+    cut_short=st.booleans(),
+    block_rows=st.integers(1, 9_000),
+)
+def test_cuts_hold_each_row_once_in_order(examples: int, granule: int, cut_short: bool, block_rows: int) -> None:
+    n_rows = max(1, examples * granule - (granule // 2 if cut_short else 0))  # the last example may be incomplete
+    cuts = Counted(n_rows, granule).cuts(block_rows)
+    assert [row for start, stop in cuts for row in (start, stop)][1:-1] == [
+        edge for start, _ in cuts[1:] for edge in (start, start)
+    ]
+    assert cuts[0][0] == 0
+    assert cuts[-1][1] == n_rows
+    assert all(start < stop for start, stop in cuts)
+    assert all(start % granule == 0 for start, _ in cuts)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(examples=st.integers(1, 5_000), granule=st.integers(1, 12), block_rows=st.integers(1, 9_000))
+def test_blocks_are_even_and_no_larger_than_asked_for(examples: int, granule: int, block_rows: int) -> None:
+    sizes = [stop - start for start, stop in Counted(examples * granule, granule).cuts(block_rows)]
+    assert max(sizes) <= max(granule, block_rows)
+    assert max(sizes) - min(sizes) <= granule
+    fewest = -(-examples // max(1, block_rows // granule))
+    assert len(sizes) == fewest
+
+
+@pytest.mark.parametrize("block_rows", [0, -1])
+def test_empty_blocks_are_refused(block_rows: int) -> None:
+    with pytest.raises(SettingsError, match="block_rows must be at least 1"):
+        Counted(10, 1).cuts(block_rows)
+
+
+def test_costs_of_plain_rows() -> None:
+    rows = Counted(7, 1)
+    assert rows.gram_cost() == rows.product_cost() == 20
+    assert rows.kept_bytes() == 7 * 10 * 4
+
+
+# --- products ---
+
+
+@pytest.mark.parametrize("n_rows", [1, 30, 5000])  # the last is walked in two steps
+def test_walking_through_the_rows_misses_none(n_rows: int) -> None:
+    matrix = gaussian(n_rows, 9)
+    rows = HeldRows([DensePiece(matrix, 0)], n_rows=n_rows, n_columns=9, like=matrix)
+    right, left = gaussian(3, 9, seed=1), gaussian(3, n_rows, seed=2)
+    torch.testing.assert_close(rows.mv(right), right @ matrix.T)
+    torch.testing.assert_close(rows.rmv(left), left @ matrix)
+    torch.testing.assert_close(rows.norms(right), (right @ matrix.T).norm(dim=1))
+    assert torch.equal(rows.dense(), matrix)
+
+
+def test_norms_are_summed_in_float64() -> None:
+    rows = nb.DenseRows(torch.full((10, 1), 1e25))
+    assert float(rows.norms(torch.ones(1, 1))) == pytest.approx(1e25 * 10**0.5, rel=1e-6)  # squares overflow float32
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 6), (2, 5), (5, 6)])
+def test_matrix_free_rows_are_dense_rows(start: int, stop: int) -> None:
+    matrix = gaussian(6, 9)
+    free, dense = matrix_free(matrix).block(start, stop), nb.DenseRows(matrix).block(start, stop)
+    right, left = gaussian(3, 9, seed=1), gaussian(3, stop - start, seed=2)
+    assert free.n_rows == dense.n_rows == stop - start
+    torch.testing.assert_close(free.mv(right), dense.mv(right))
+    torch.testing.assert_close(free.rmv(left), dense.rmv(left))
+    torch.testing.assert_close(free.dense(), dense.dense())
+    torch.testing.assert_close(free.gram(torch.float64), dense.gram(torch.float64))
+
+
+def test_matrix_free_gram_matrix_is_accumulated_in_the_precision_asked_for() -> None:
+    matrix = gaussian(5, 300).float()
+    gram = matrix_free(matrix).block(0, 5).gram(torch.float64)
+    torch.testing.assert_close(gram, matrix.double() @ matrix.double().T, rtol=0, atol=1e-11)
+
+
+def test_matrix_free_rows_can_be_kept_and_projected() -> None:
+    matrix = gaussian(6, 9)
+    rows = matrix_free(matrix, block_rows=4)
+    kept = rows.keep()
+    assert torch.equal(kept.dense(), matrix)
+    assert kept.block_rows == 4
+    assert rows.kept_bytes() == 6 * 9 * 8
+    directions = ExactDual().apply(ExactDual().prepare(rows), torch.eye(9, dtype=torch.float64)).directions
+    torch.testing.assert_close(directions, kernel_projector(matrix))
+
+
+def test_matrix_free_rows_are_of_the_default_dtype() -> None:
+    rows = nb.MatrixFreeRows(lambda v, _: v, lambda v, _: v, n_rows=2, n_columns=2)
+    assert rows.dtype == torch.get_default_dtype()
+
+
+@pytest.mark.parametrize(("n_rows", "n_columns"), [(0, 3), (3, 0)])
+def test_matrix_without_rows_or_columns_is_refused(n_rows: int, n_columns: int) -> None:
+    with pytest.raises(SettingsError, match="at least one row and one column"):
+        nb.MatrixFreeRows(lambda v, _: v, lambda v, _: v, n_rows=n_rows, n_columns=n_columns)
+
+
+# --- symmetric ---
+
+
+@pytest.mark.parametrize(("size", "granule"), [(1, 1), (7, 7), (1000, 1), (1001, 1), (2400, 7), (3000, 1500)])
+def test_symmetric_fills_every_entry_from_tiles_of_whole_granules(size: int, granule: int) -> None:
+    vector = torch.arange(1.0, size + 1)
+    asked = []
+
+    def cross(rows: slice, columns: slice) -> Tensor:
+        asked.append((rows, columns))
+        return vector[rows, None] * vector[columns]
+
+    result = symmetric(size, granule, cross, dtype=torch.float32, device=torch.device("cpu"))
+    assert torch.equal(result, vector[:, None] * vector)
+    assert all(where.start % granule == 0 for pair in asked for where in pair)
+    assert all(columns.start <= rows.start for rows, columns in asked)  # only the lower triangle is computed
