@@ -42,6 +42,10 @@ DEFICIENT = {
     "repeated rows": (well_conditioned(6, 20, 6)[[0, 1, 2, 3, 4, 5, 0, 0, 3]], 6),
     "opposite rows": (torch.cat([well_conditioned(4, 9, 4), -well_conditioned(4, 9, 4)]), 4),
     "zero rows": (well_conditioned(12, 20, 12) * (torch.arange(12) % 3 > 0)[:, None], 8),
+    "zero rows and repeated rows": (
+        well_conditioned(6, 20, 6)[[0, 1, 2, 3, 4, 5, 0, 3]] * torch.tensor([[1.0]] * 7 + [[0]]),
+        6,
+    ),
     "nothing but zeros": (torch.zeros(5, 7, dtype=torch.float64), 0),
     "one row": (well_conditioned(1, 4, 1), 1),
 }
@@ -96,10 +100,10 @@ def test_singular_values_below_rounding_count_as_zero() -> None:
 
 
 def test_rounding_of_float32_rows_is_no_rank() -> None:
-    rounded = well_conditioned(30, 60, 12).float().double()  # full rank 30, at singular values of eps
-    gram = rounded @ rounded.T
-    assert factor_exact(gram.clone(), relative_cutoff(30, torch.float32)).rank == 12
-    assert factor_exact(gram.clone(), 1e-17).rank > 12
+    matrix = matrix_from_singular_values([1.0] * 12 + [3e-7] * 8, 20, 60, seeded())
+    gram = matrix @ matrix.T
+    assert factor_exact(gram.clone(), relative_cutoff(20, torch.float32)).rank == 12
+    assert factor_exact(gram.clone(), relative_cutoff(20, torch.float64)).rank == 20
     assert relative_cutoff(30, torch.float64, torch.float32) == 30 * torch.finfo(torch.float32).eps
 
 

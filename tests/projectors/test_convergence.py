@@ -285,3 +285,29 @@ def test_cutoff_moves_what_counts_as_zero(kind: type[ExactDual | ExactPrimal], r
     assert quietly(kind(cutoff=1e-4), unit, gaussian(1, 120)).info.rank == rank
     assert quietly(kind(), unit, gaussian(1, 120)).info.rank == 80
     assert quietly(kind(cutoff=1e-4), unit, gaussian(1, 120)).info.cutoff == 1e-4
+
+
+# --- float32 factors ---
+
+
+def test_large_float32_blocks_are_factored_in_float32_and_still_converge() -> None:
+    matrix = matrix_from_singular_values(torch.linspace(1, 3, 1100), 1100, 1300, seeded(3)).float()
+    noise = gaussian(2, 1300)
+    projector = Alternating(rtol=1e-4)
+    for block_rows, precision in [(1100, "float32"), (550, "float64")]:
+        state = projector.prepare(nb.DenseRows(matrix, block_rows))
+        projection = projector.apply(state, noise)
+        assert projection.info.precision == precision
+        assert projection.info.converged.all()
+    torch.testing.assert_close(projection.directions.double(), noise @ kernel_projector(matrix), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("spread", [1e-2, 1e-4, 1e-6])
+def test_float32_factors_of_nearly_equal_rows_do_not_overshoot(spread: float) -> None:
+    """Accumulated in float32, such a Gram matrix may seem smaller than it is: then a step would overshoot, and grow."""
+    matrix = (gaussian(1, 300) + spread * gaussian(80, 300, seed=1)).float()
+    noise = gaussian(3, 300).float()
+    projector = Alternating(gram_dtype=torch.float32, rtol=1e-5, max_sweeps=60)
+    projection = quietly(projector, matrix, noise, 80)
+    assert (projection.directions.norm(dim=1) <= 1.001 * noise.norm(dim=1)).all()
+    assert (projection.info.residual < 1e-2).all()
