@@ -149,10 +149,12 @@ def conclude(
     cutoff: float | None = None,
     norms: tuple[Tensor, Tensor] | None = None,
     typical: float = 0.0,
+    callback: Callback | None = None,
 ) -> Projection:
     """Measure the residual, judge it by the one stopping sentence, warn where it fails, and pack the result.
 
-    ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway; ``typical`` as in :func:`targets`.
+    ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway; ``typical`` as in :func:`targets`;
+    ``callback`` for a method that has not called it yet.
     """
     if not torch.isfinite(directions).all():
         msg = "The projection produced NaN or Inf: look for extreme values in the rows."
@@ -176,6 +178,8 @@ def conclude(
         precision=str(precision).removeprefix("torch."),
         cutoff=cutoff,
     )
+    if callback is not None:
+        callback(sweeps, info.residual)
     if info.outcome is not Outcome.CONVERGED:
         worst = float(info.residual.max())
         message = (

@@ -76,7 +76,7 @@ class ExactDual(Projector):
         directions = noise
         for _ in range(2):  # the second pass removes what rounding left of the first
             directions = directions - rows.rmv(state.factor.solve(rows.mv(directions)))
-        projection = conclude(
+        return conclude(
             self,
             rows,
             noise,
@@ -87,7 +87,5 @@ class ExactDual(Projector):
             precision=torch.float64,
             cutoff=state.cutoff,
             typical=state.typical,
+            callback=callback,
         )
-        if callback is not None:
-            callback(2, projection.info.residual)
-        return projection

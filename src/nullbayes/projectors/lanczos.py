@@ -70,10 +70,7 @@ class Lanczos(Projector):
         directions = noise
         for _ in range(2):  # the second pass removes what rounding left of the first
             directions = directions - (directions @ state.removed.T) @ state.removed
-        projection = conclude(
+        return conclude(
             self, state.rows, noise, directions, sweeps=len(state.removed), failure=Outcome.TRUNCATED,
-            rank=len(state.removed), precision=state.rows.dtype,
+            rank=len(state.removed), precision=state.rows.dtype, callback=callback,
         )  # fmt: skip
-        if callback is not None:
-            callback(len(state.removed), projection.info.residual)
-        return projection

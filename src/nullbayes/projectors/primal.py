@@ -82,11 +82,8 @@ class ExactPrimal(Projector):
         directions = noise
         for _ in range(2):  # the second pass removes what rounding left of the first
             directions = directions - (directions @ state.removed) @ state.removed.T
-        projection = conclude(
+        return conclude(
             self, state.rows, noise, directions, sweeps=1,
             failure=Outcome.TRUNCATED if self.truncate else Outcome.STAGNATED, rank=state.removed.shape[1],
-            precision=torch.float64, cutoff=state.cutoff, typical=state.typical,
+            precision=torch.float64, cutoff=state.cutoff, typical=state.typical, callback=callback,
         )  # fmt: skip
-        if callback is not None:
-            callback(1, projection.info.residual)
-        return projection
