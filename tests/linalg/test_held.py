@@ -180,3 +180,11 @@ def test_matrix_that_makes_no_rows_is_refused(matrix: Tensor, match: str) -> Non
 def test_rows_do_not_track_gradients() -> None:
     rows = nb.DenseRows(torch.ones(2, 3, requires_grad=True))
     assert not rows.mv(torch.ones(1, 3)).requires_grad
+
+
+def test_a_cut_through_an_example_is_refused() -> None:
+    piece = OuterPiece(torch.ones(2, 3), torch.ones(2, 2, 4), 0, 12)
+    rows = HeldRows([piece], n_rows=4, n_columns=16, like=torch.ones(1), granule=2)
+    assert rows.block(2, 4).n_rows == 2
+    with pytest.raises(SettingsError, match="belong together"):
+        rows.block(1, 3)

@@ -169,3 +169,8 @@ def test_symmetric_fills_every_entry_from_tiles_of_whole_granules(size: int, gra
     assert torch.equal(result, vector[:, None] * vector)
     assert all(where.start % granule == 0 for pair in asked for where in pair)
     assert all(columns.start <= rows.start for rows, columns in asked)  # only the lower triangle is computed
+
+
+def test_blocks_of_no_rows_are_refused() -> None:
+    with pytest.raises(SettingsError, match="block_rows must be at least 1"):
+        nb.DenseRows(torch.eye(3), block_rows=0)

@@ -339,6 +339,19 @@ def test_empty_blocks_are_refused(block_rows: int) -> None:
         Alternating(block_rows=block_rows)
 
 
+@pytest.mark.parametrize("kind", [Alternating, Krylov])
+def test_no_sweeps_at_all_are_refused(kind: type[Alternating] | type[Krylov]) -> None:
+    with pytest.raises(SettingsError, match="max_sweeps must be at least 1"):
+        kind(max_sweeps=0)
+
+
+@pytest.mark.parametrize("cutoff", [-1.0, 1.0, 2.0, float("nan")])
+@pytest.mark.parametrize("kind", [ExactDual, ExactPrimal])
+def test_cuts_that_keep_nothing_are_refused(kind: type[ExactDual] | type[ExactPrimal], cutoff: float) -> None:
+    with pytest.raises(SettingsError, match="0 <= cutoff < 1"):
+        kind(cutoff=cutoff)
+
+
 @pytest.mark.parametrize("rank", [0, -1])
 def test_empty_bases_are_refused(rank: int) -> None:
     with pytest.raises(SettingsError, match="rank must be at least 1"):

@@ -260,6 +260,9 @@ class HeldRows(Rows):
 
     def block(self, start: int, stop: int) -> Block:
         """Return rows ``start`` to ``stop``: views."""
+        if start % self.granule or stop % self.granule:
+            msg = f"Rows {start} to {stop} cut through rows that belong together, {self.granule} at a time."
+            raise SettingsError(msg)
         pieces = tuple(piece.take(slice(start, stop)) for piece in self.pieces)
         return HeldBlock(pieces, stop - start, self.n_columns, self.granule, self._like)
 
@@ -307,6 +310,9 @@ class DenseRows(HeldRows):
             raise SettingsError(msg)
         if not torch.isfinite(matrix).all():
             msg = "DenseRows found NaN or Inf among the entries of the matrix."
+            raise SettingsError(msg)
+        if block_rows is not None and block_rows < 1:
+            msg = f"block_rows must be at least 1, not {block_rows}."
             raise SettingsError(msg)
         matrix = matrix.detach()
         n_rows, n_columns = matrix.shape

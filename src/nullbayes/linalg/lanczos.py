@@ -27,7 +27,7 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
     Two products a vector, :math:`O(k^2 P)` to orthogonalize.
     """
     p, eps = rows.n_columns, torch.finfo(rows.dtype).eps
-    width = max(1, min(size, _BLOCK))
+    width = min(_BLOCK, -(-size // 4))  # a few steps of the space at least, or it is a mere range finder
     basis = torch.zeros(size, p + _WATCHED, dtype=rows.dtype, device=rows.device)
     found, norm, latest = 0, 0.0, basis[:0]
     while found < size:

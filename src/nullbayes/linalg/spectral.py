@@ -3,7 +3,7 @@ r"""The one place that decides rank.
 A Gram matrix :math:`G = B B^\top` squares the condition number of :math:`B`. Its rows are therefore *equilibrated*
 first, :math:`D^{-1} G D^{-1}` with :math:`D` the row lengths: a kernel does not depend on the length of the rows,
 and loss gradients of well-fitted examples are easily a million times shorter than the others. A row shorter than the
-square root of the smallest normal number is taken for zero, and counted.
+square root of the smallest normal number is taken for zero.
 """
 
 from __future__ import annotations

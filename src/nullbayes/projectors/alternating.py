@@ -22,6 +22,7 @@ from nullbayes.projectors.base import (
     Projection,
     Projector,
     check_noise,
+    check_sweeps,
     check_tolerance,
     conclude,
 )
@@ -78,6 +79,7 @@ class Alternating(Projector):
 
     def __post_init__(self) -> None:
         check_tolerance(self.rtol, self.atol)
+        check_sweeps(self.max_sweeps)
         if self.block_rows is not None and self.block_rows < 1:
             msg = f"block_rows must be at least 1, not {self.block_rows}."
             raise SettingsError(msg)
@@ -90,6 +92,7 @@ class Alternating(Projector):
         cheap = rows.dtype == torch.float32 and rows.device.type == "cpu" and largest > _LOW_PRECISION_ROWS
         precision = self.gram_dtype or (torch.float32 if cheap else torch.float64)
         factors = tuple(_factor(rows.block(*cut), rows.dtype, precision) for cut in cuts)
+        precision = min((factor.scale.dtype for factor in factors), key=lambda dtype: dtype.itemsize)
         return SweepState(rows, cuts, factors, precision)
 
     def apply(self, state: SweepState, noise: Tensor, *, callback: Callback | None = None) -> Projection:

@@ -109,6 +109,6 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2)
 
 
 def _sweep_bytes(rows: Rows, block: int) -> int:
-    """Return the bytes of all block factors, one more while factoring, and one block of entries."""
+    """Return the bytes of all block factors, two more matrices while factoring, and entries of a block in passing."""
     factors = (rows.n_rows * block + 2 * block * block) * 8
     return factors + (0 if rows.kept_bytes() == 0 else block * rows.n_columns * rows.dtype.itemsize // 4)

@@ -106,6 +106,20 @@ def check_tolerance(rtol: float, atol: float) -> None:
         raise SettingsError(msg)
 
 
+def check_cutoff(cutoff: float | None) -> None:
+    """Refuse a cut that keeps nothing, or less than nothing."""
+    if cutoff is not None and not 0.0 <= cutoff < 1.0:
+        msg = f"cutoff is relative to the largest eigenvalue: it needs 0 <= cutoff < 1, not {cutoff}."
+        raise SettingsError(msg)
+
+
+def check_sweeps(max_sweeps: int) -> None:
+    """Refuse to try for no time at all."""
+    if max_sweeps < 1:
+        msg = f"max_sweeps must be at least 1, not {max_sweeps}."
+        raise SettingsError(msg)
+
+
 def check_noise(rows: Rows, noise: Tensor) -> Tensor:
     """Return the noise in the rows' precision, or say why it cannot be projected."""
     if noise.ndim != 2 or noise.shape[1] != rows.n_columns or len(noise) == 0:

@@ -21,6 +21,7 @@ from nullbayes.projectors.base import (
     Projection,
     Projector,
     check_noise,
+    check_sweeps,
     check_tolerance,
     conclude,
 )
@@ -54,6 +55,7 @@ class Krylov(Projector):
 
     def __post_init__(self) -> None:
         check_tolerance(self.rtol, self.atol)
+        check_sweeps(self.max_sweeps)
 
     def prepare(self, rows: Rows) -> SweepState:
         """Cut the rows into blocks and factor the Gram matrix of each."""

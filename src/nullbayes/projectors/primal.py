@@ -14,6 +14,7 @@ from nullbayes.projectors.base import (
     Outcome,
     Projection,
     Projector,
+    check_cutoff,
     check_noise,
     check_tolerance,
     conclude,
@@ -56,6 +57,7 @@ class ExactPrimal(Projector):
 
     def __post_init__(self) -> None:
         check_tolerance(self.rtol, self.atol)
+        check_cutoff(self.cutoff)
 
     def prepare(self, rows: Rows) -> PrimalState:
         """Form the matrix and find its eigenvectors."""
