@@ -37,10 +37,10 @@ def read_images(folder: Path, split: str) -> tuple[Tensor, Tensor]:
     return images[:, None].float() / 255, read_idx(folder / f"{split}-labels-idx1-ubyte.gz").long()
 
 
-def lenet() -> nn.Module:
-    """Return the paper's network."""
+def lenet(pool: type[nn.Module]) -> nn.Module:
+    """Return the paper's network; which pooling it has the paper does not say."""
     return nn.Sequential(
-        nn.Conv2d(1, 6, 5), nn.Tanh(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Conv2d(1, 6, 5), nn.Tanh(), pool(2), nn.Conv2d(6, 16, 5), nn.Tanh(), pool(2), nn.Flatten(),
         nn.Linear(256, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, 10),
     )  # fmt: skip
 
@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=2000, help="training images")
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--pool", choices=["max", "avg"], default="max")
     parser.add_argument("--json", type=Path, help="write the results here as well")
     options = parser.parse_args()
     if options.data is None:
@@ -83,7 +84,7 @@ def main() -> None:
     x_other, _ = read_images(options.data / "mnist", "t10k")
     begin = time.perf_counter()
     torch.manual_seed(options.seed)
-    model = lenet()
+    model = lenet(nn.MaxPool2d if options.pool == "max" else nn.AvgPool2d)
     train(model, x, y, options.epochs)
     print(f"trained in {time.perf_counter() - begin:.1f} s")
     with torch.no_grad():
