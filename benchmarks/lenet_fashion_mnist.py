@@ -4,7 +4,7 @@ LeNet (tanh, 44,426 parameters) is trained on the first images of Fashion-MNIST,
 defaults, and scored on the whole test set and, as strange data, on MNIST's. The folder given by ``--data`` (or
 ``NULLBAYES_DATA``) holds ``fashion-mnist`` and ``mnist`` with the original idx files, gzipped.
 
-    python benchmarks/lenet_fashion_mnist.py --data path/to/data
+    .venv/bin/python benchmarks/lenet_fashion_mnist.py --data path/to/data
 """
 
 from __future__ import annotations

@@ -21,15 +21,15 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
        ``size`` vectors are there or the row space is exhausted.
     3. Orthogonalization multiplies rounding in the kernel from block to block, since zero lies outside the rest of the
        spectrum, and no residual would show it. So every vector carries a few more entries, for columns in which
-       :math:`A` is zero, that receive rounding of the same size: what they grow to is what the kernel would get. A
-       vector with more than half of the digits lost is not taken.
+       :math:`A` is zero, that receive rounding of each image's size: what they grow to is what the kernel would get.
+       A vector with more than half of the digits lost there, or in its length, is not taken.
 
     Two products a vector, :math:`O(k^2 P)` to orthogonalize.
     """
     p, eps = rows.n_columns, torch.finfo(rows.dtype).eps
     width = min(_BLOCK, -(-size // 4))  # a few steps of the space at least, or it is a mere range finder
     basis = torch.zeros(size, p + _WATCHED, dtype=rows.dtype, device=rows.device)
-    found, norm, latest = 0, 0.0, basis[:0]
+    found, latest = 0, basis[:0]
     while found < size:
         fresh = len(latest) == 0
         if fresh:
@@ -38,7 +38,6 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
         else:
             image = rows.rmv(rows.mv(latest[:, :p]))
         sizes = image.norm(dim=1, keepdim=True)
-        norm = max(norm, float(sizes.max()))
         image = image / sizes.clamp_min(torch.finfo(rows.dtype).tiny)
         rounding = torch.randn(len(image), _WATCHED, generator=generator, dtype=torch.float64).to(image) * eps
         image = _orthogonalize(torch.cat([image, rounding], dim=1), basis[:found])

@@ -26,7 +26,7 @@ from nullbayes.posteriors.base import SamplePosterior, output_spread
 from nullbayes.posteriors.report import FitReport
 from nullbayes.posteriors.resources import Meter, memory_limit_bytes
 from nullbayes.predictive import stream
-from nullbayes.projectors import Projector, choose
+from nullbayes.projectors import Projector, choose, mean_and_error
 
 _MEASURED_EXAMPLES = 1024  # training examples on which the change of the outputs is measured, where rows do not tell
 
@@ -217,10 +217,7 @@ class KernelPosterior(SamplePosterior):
         assert self._report is not None
         if self._report["rank"] is not None:
             return float(self._network.n_parameters - self._report["rank"]), 0.0
-        traces = torch.tensor(self._report["traces"], dtype=torch.float64)
-        mean = float(traces.mean().clamp_min(0.0))
-        spread = float(traces.std()) if len(traces) > 1 else (2 * mean) ** 0.5
-        return mean, spread / len(traces) ** 0.5
+        return mean_and_error(torch.tensor(self._report["traces"], dtype=torch.float64))
 
     def _output_std(self) -> float:
         examples = self._jacobian.examples

@@ -18,7 +18,6 @@ from nullbayes.linalg.rows import Block, Rows
 from nullbayes.linalg.spectral import GramFactor, factor_shifted
 from nullbayes.projectors.base import (
     Callback,
-    Outcome,
     Projection,
     Projector,
     check_noise,
@@ -115,7 +114,7 @@ class Alternating(Projector):
             callback=callback,
         )
         return conclude(
-            self, rows, noise, directions, sweeps=sweeps, failure=outcome if sweeps else Outcome.MAX_SWEEPS,
+            self, rows, noise, directions, sweeps=sweeps, failure=outcome,
             precision=state.precision, norms=(after, before),
         )  # fmt: skip
 

@@ -210,7 +210,11 @@ def trace_estimate(noise: Tensor, directions: Tensor) -> tuple[float, float]:
     :math:`\varepsilon^\top T \varepsilon` has mean :math:`\operatorname{tr} T`; a projector's has variance
     :math:`2 \operatorname{tr} T`, which stands in for the spread when there is but one sample.
     """
-    values = (noise.double() * directions.double()).sum(1)
-    mean = float(values.mean().clamp_min(0.0))
-    spread = float(values.std()) if len(values) > 1 else (2.0 * mean) ** 0.5
-    return mean, spread / len(values) ** 0.5
+    return mean_and_error((noise.double() * directions.double()).sum(1))
+
+
+def mean_and_error(traces: Tensor) -> tuple[float, float]:  # (S,)
+    """Return the mean of single estimates of a trace and its standard error."""
+    mean = float(traces.mean().clamp_min(0.0))
+    spread = float(traces.std()) if len(traces) > 1 else (2.0 * mean) ** 0.5
+    return mean, spread / len(traces) ** 0.5

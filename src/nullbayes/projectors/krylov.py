@@ -17,7 +17,6 @@ from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.alternating import Alternating, SweepState
 from nullbayes.projectors.base import (
     Callback,
-    Outcome,
     Projection,
     Projector,
     check_noise,
@@ -97,6 +96,6 @@ class Krylov(Projector):
             sweeps_per_step=2 if n_blocks > 1 else 1, max_sweeps=self.max_sweeps, callback=callback,
         )  # fmt: skip
         return conclude(
-            self, rows, noise, directions, sweeps=sweeps, failure=outcome if sweeps else Outcome.MAX_SWEEPS,
+            self, rows, noise, directions, sweeps=sweeps, failure=outcome,
             precision=state.precision, norms=(after, before),
         )  # fmt: skip
