@@ -97,7 +97,7 @@ def test_a_plan_spends_nothing_and_says_what_a_fit_would_do() -> None:
     x, y = CLASSIFICATION.data(n=8)
     plan = nb.plan(MLP.build(), [(x, y)], n_samples=4, memory_limit="1GB")
     assert (plan.n_rows, plan.n_parameters, plan.n_samples, plan.memory_limit) == (24, 51, 4, 2**30)
-    assert plan.keep
+    assert plan.storage == "device"
     assert 0 < plan.peak_bytes < 2**20
     assert plan.operations > 0
     assert "24 rows over 51 parameters" in str(plan)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nullbayes.errors import NullBayesWarning, SettingsError
 from nullbayes.linalg.lanczos import spectral_quadrature
+from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
 
 _DENSE_SPECTRUM = 3_000  # the smaller side of A up to which all eigenvalues are computed
@@ -71,10 +72,7 @@ def spectrum(rows: Rows, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         if rows.n_rows <= rows.n_columns:
             square = rows.block(0, rows.n_rows).gram(torch.float64)
         else:
-            square = torch.zeros(rows.n_columns, rows.n_columns, dtype=torch.float64, device=rows.device)
-            for _, block in rows.blocks(rows.walk_rows):
-                entries = block.dense().double()
-                square.addmm_(entries.T, entries)
+            square = normal_matrix(rows)
         values = torch.linalg.eigvalsh(square).clamp_min(0.0).cpu()
         return values, torch.ones_like(values)
     return spectral_quadrature(rows, n_probes=8, steps=64, generator=generator)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -12,3 +12,7 @@ class RowFunction(Protocol):
 
     def __call__(self, flat: Tensor, x: Any, y: Tensor) -> Tensor:  # (P,) -> (n, O)
         """Evaluate at flat parameters on some examples."""
+
+
+Storage = Literal["device", "half", "host", "form", "products"]
+"""Where rows are: held on the device, in half precision, in host memory; formed when needed; or known by products."""

@@ -8,7 +8,8 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes.errors import SettingsError
-from nullbayes.linalg.held import DensePiece, HeldRows, OuterPiece, Piece
+from nullbayes.linalg.held import HeldRows
+from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 
 N, OUTPUTS, FAN_IN, OUT = 7, 3, 4, 5
 WEIGHT, BIAS = 2, 2 + OUT * FAN_IN  # first columns; columns 0 and 1 belong to none
@@ -116,7 +117,7 @@ def test_tiles_of_the_gram_matrix_are_products_of_two_ranges(kind: str) -> None:
         entries = written_out(piece)
         for a, b, c, d in [(0, 7, 0, 7), (0, 2, 3, 7), (5, 6, 0, 1)]:
             left, right = slice(a * OUTPUTS, b * OUTPUTS), slice(c * OUTPUTS, d * OUTPUTS)
-            torch.testing.assert_close(piece.cross(left, right, torch.float64), entries[left] @ entries[right].T)
+            torch.testing.assert_close(piece.take(left).cross(piece.take(right), torch.float64), entries[left] @ entries[right].T)
 
 
 @pytest.mark.parametrize(("examples", "outputs"), [(700, 3), (3, 700), (2100, 1)])
@@ -140,12 +141,12 @@ def test_blocks_are_views() -> None:
 @every_kind
 def test_pieces_are_filled_a_range_at_a_time(kind: str) -> None:
     for piece in all_pieces()[kind]:
-        empty = piece.allocate(N * OUTPUTS)
+        empty = piece.allocate(N * OUTPUTS, piece.tensors()[0].device)
         for first, last in [(0, 3), (3, 7)]:
             where = slice(first * OUTPUTS, last * OUTPUTS)
             empty.take(where).fill(piece.take(where))
         torch.testing.assert_close(written_out(empty), written_out(piece))
-        assert piece.numbers() == sum(tensor.numel() for tensor in piece.tensors()) > 0
+        assert piece.n_bytes() == sum(tensor.numel() * tensor.itemsize for tensor in piece.tensors()) > 0
 
 
 def test_outer_products_cost_less_than_their_entries() -> None:
@@ -154,7 +155,7 @@ def test_outer_products_cost_less_than_their_entries() -> None:
     gram, product = wide.costs()
     assert 0 < gram < 2 * entries
     assert 0 < product < 2 * entries
-    assert wide.numbers() < N * OUTPUTS * entries
+    assert wide.n_bytes() < N * OUTPUTS * entries * 8
     assert dense_piece().costs() == (12.0, 12.0)
     both = held(all_pieces()["both"])
     assert both.gram_cost() == sum(piece.costs()[0] for piece in both.pieces)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes.errors import SettingsError
-from nullbayes.linalg.held import DensePiece, HeldRows
-from nullbayes.linalg.rows import Block, Rows, symmetric
+from nullbayes.linalg.held import HeldRows
+from nullbayes.linalg.pieces import DensePiece
+from nullbayes.linalg.rows import Block, Rows
 from nullbayes.projectors import ExactDual
 from nullbayes.testing import kernel_projector
 
@@ -151,24 +152,6 @@ def test_matrix_free_rows_are_of_the_default_dtype() -> None:
 def test_matrix_without_rows_or_columns_is_refused(n_rows: int, n_columns: int) -> None:
     with pytest.raises(SettingsError, match="at least one row and one column"):
         nb.MatrixFreeRows(lambda v, _: v, lambda v, _: v, n_rows=n_rows, n_columns=n_columns)
-
-
-# --- symmetric ---
-
-
-@pytest.mark.parametrize(("size", "granule"), [(1, 1), (7, 7), (1000, 1), (1001, 1), (2400, 7), (3000, 1500)])
-def test_symmetric_fills_every_entry_from_tiles_of_whole_granules(size: int, granule: int) -> None:
-    vector = torch.arange(1.0, size + 1)
-    asked = []
-
-    def cross(rows: slice, columns: slice) -> Tensor:
-        asked.append((rows, columns))
-        return vector[rows, None] * vector[columns]
-
-    result = symmetric(size, granule, cross, dtype=torch.float32, device=torch.device("cpu"))
-    assert torch.equal(result, vector[:, None] * vector)
-    assert all(where.start % granule == 0 for pair in asked for where in pair)
-    assert all(columns.start <= rows.start for rows, columns in asked)  # only the lower triangle is computed
 
 
 def test_blocks_of_no_rows_are_refused() -> None:

@@ -26,7 +26,7 @@ def well_conditioned(n_rows: int, n_columns: int, rank: int, seed: int = 0) -> T
 
 
 def exact(matrix: Tensor) -> GramFactor:
-    return factor_exact(matrix @ matrix.T, relative_cutoff(len(matrix), matrix.dtype))
+    return factor_exact(lambda: matrix @ matrix.T, relative_cutoff(len(matrix), matrix.dtype))
 
 
 def step(matrix: Tensor, factor: GramFactor) -> Tensor:
@@ -91,7 +91,7 @@ def test_cutoff_decides_the_rank() -> None:
     matrix = matrix_from_singular_values([1.0] * 5 + [1e-3] * 5, 10, 10, seeded())
     matrix = matrix / matrix.norm(dim=1, keepdim=True)
     gram = matrix @ matrix.T
-    assert [factor_exact(gram.clone(), cutoff).rank for cutoff in (1e-10, 1e-4)] == [10, 5]
+    assert [factor_exact(lambda: gram.clone(), cutoff).rank for cutoff in (1e-10, 1e-4)] == [10, 5]
 
 
 def test_singular_values_below_rounding_count_as_zero() -> None:
@@ -102,14 +102,14 @@ def test_singular_values_below_rounding_count_as_zero() -> None:
 def test_rounding_of_float32_rows_is_no_rank() -> None:
     matrix = matrix_from_singular_values([1.0] * 12 + [3e-7] * 8, 20, 60, seeded())
     gram = matrix @ matrix.T
-    assert factor_exact(gram.clone(), relative_cutoff(20, torch.float32)).rank == 12
-    assert factor_exact(gram.clone(), relative_cutoff(20, torch.float64)).rank == 20
+    assert factor_exact(lambda: gram.clone(), relative_cutoff(20, torch.float32)).rank == 12
+    assert factor_exact(lambda: gram.clone(), relative_cutoff(20, torch.float64)).rank == 20
     assert relative_cutoff(30, torch.float64, torch.float32) == 30 * torch.finfo(torch.float32).eps
 
 
 def test_vectors_keep_their_dtype() -> None:
     matrix = well_conditioned(6, 9, 6)
-    for factor in (exact(matrix), factor_shifted(matrix @ matrix.T, torch.float32)):
+    for factor in (exact(matrix), factor_shifted(lambda: matrix @ matrix.T, torch.float32)):
         assert factor.solve(torch.ones(2, 6)).dtype == torch.float32
         assert factor.solve(torch.ones(2, 6).double()).dtype == torch.float64
 
@@ -125,7 +125,7 @@ def test_shifted_step_is_a_contraction_whose_fixed_points_are_the_kernel(
     rows = matrix * (
         10 ** (12 * torch.rand(len(matrix), 1, generator=seeded(3)).double() - 6) if scale is None else scale
     )
-    factor = factor_shifted(rows @ rows.T, torch.float64)
+    factor = factor_shifted(lambda: rows @ rows.T, torch.float64)
     assert factor.rank is None
     assert 0 < factor.shift < 1e-12
     once = step(rows, factor)
@@ -141,14 +141,14 @@ def test_shifted_step_is_a_contraction_whose_fixed_points_are_the_kernel(
 def test_shift_grows_until_a_rounded_gram_matrix_can_be_factored() -> None:
     gram = torch.ones(40, 40)
     gram[0, 1] = gram[1, 0] = 1 + 1e-3  # indefinite, as accumulation in float32 may leave it
-    factor = factor_shifted(gram, torch.float32)
+    factor = factor_shifted(lambda: gram, torch.float32)
     assert 1e-4 < factor.shift < 1e-1
     assert torch.isfinite(factor.solve(torch.ones(1, 40))).all()
 
 
 def test_float32_factor_contracts_too() -> None:
     matrix = well_conditioned(30, 50, 20).float()
-    factor = factor_shifted(matrix @ matrix.T, torch.float32)
+    factor = factor_shifted(lambda: matrix @ matrix.T, torch.float32)
     values = torch.linalg.eigvalsh(step(matrix.double(), factor))
     assert values.min() > -1e-2
     assert values.max() < 1 + 1e-5
@@ -160,8 +160,8 @@ def test_matrix_without_numbers_is_refused_instead_of_shifted_for_ever(value: fl
     gram = torch.eye(3, dtype=torch.float64)
     gram[1, 1] = value
     for factor in (
-        lambda: factor_shifted(gram.clone(), torch.float64),
-        lambda: factor_exact(gram.clone(), 1e-12),
+        lambda: factor_shifted(lambda: gram.clone(), torch.float64),
+        lambda: factor_exact(lambda: gram.clone(), 1e-12),
         lambda: factor_truncated(gram.clone(), 1e-2, 1e-12),
     ):
         with pytest.raises(NullBayesError, match="NaN or Inf"):

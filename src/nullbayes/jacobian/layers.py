@@ -17,7 +17,7 @@ from torch.func import jacrev, vmap
 
 from nullbayes.jacobian.data import as_batch, example_dims, map_leaves, take_examples
 from nullbayes.jacobian.network import Network, differentiable_kernels
-from nullbayes.linalg.held import DensePiece, OuterPiece, Piece
+from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.types import RowFunction
 
 _CHECKED_EXAMPLES = 3

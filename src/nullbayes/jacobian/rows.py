@@ -6,7 +6,9 @@ example. Both can hold their rows, form them again block by block, or only multi
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -18,13 +20,15 @@ from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network, Selection
 from nullbayes.jacobian.products import pull, push
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
-from nullbayes.linalg.held import HeldBlock, HeldRows, Piece
+from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
+from nullbayes.linalg.pieces import Piece, normal_cost
 from nullbayes.linalg.rows import Block, Rows
-from nullbayes.types import RowFunction
+from nullbayes.types import RowFunction, Storage
 
-Storage = Literal["form", "products"]
+Formed = Literal["form", "products"]
 _FORM_ENTRIES = 2**26  # entries of plain rows formed at a time
+_WALK_BYTES = 2**29  # of rows formed in passing, at most
 _PRODUCT_EXAMPLES = 8192  # examples times vectors in one differentiation
 
 
@@ -41,7 +45,14 @@ class JacobianRows(Rows):
         Rows an example has.
     storage : "form" or "products"
         What a block is: its entries, formed when it is asked for; or two products, by JVP and VJP, that never form it.
+
+    Attributes
+    ----------
+    pass_bytes : int
+        How much of a block may be formed at a time, where blocks are not held.
     """
+
+    pass_bytes: int = 2**62
 
     def __init__(
         self,
@@ -51,13 +62,14 @@ class JacobianRows(Rows):
         function: RowFunction,
         *,
         granule: int,
-        storage: Storage = "form",
+        storage: Formed = "form",
     ) -> None:
         if storage not in ("form", "products"):
             msg = f'storage must be "form" or "products", not {storage!r}; .keep() holds all rows.'
             raise SettingsError(msg)
         self.network, self.examples, self.likelihood, self.function = network, examples, likelihood, function
-        self.granule, self.storage = granule, storage
+        self.granule = granule
+        self.storage: Storage = storage
         self.n_rows, self.n_columns = len(examples) * granule, network.n_parameters
         self.dtype, self.device = network.dtype, network.device
         few = examples.read(0, min(3, len(examples)))
@@ -70,51 +82,96 @@ class JacobianRows(Rows):
         return "jvp and vjp" if self.storage == "products" else self._layers.route
 
     def block(self, start: int, stop: int) -> Block:
-        """Return the rows of whole examples."""
+        """Return the rows of whole examples, formed at once, part by part, or never, as memory allows."""
         first, last = start // self.granule, stop // self.granule
+        like = self.network.theta.new_empty(0)
         if self.storage == "form":
-            like = self.network.theta.new_empty(0)
-            return HeldBlock(self._form(first, last), stop - start, self.n_columns, self.granule, like)
+            at_once = max(1, self.pass_bytes // self._bytes_an_example)
+            if last - first <= at_once:
+                return self._held(first, last)
+            ranges = self.examples.ranges(at_once, first, last)
+            parts = tuple(slice(a * self.granule - start, b * self.granule - start) for a, b in ranges)
+
+            def form(part: slice) -> HeldBlock:
+                return self._held((start + part.start) // self.granule, (start + part.stop) // self.granule)
+
+            return StreamedBlock(parts, form, stop - start, like)
         return ProductBlock(
             n_rows=stop - start,
+            n_columns=self.n_columns,
             forward=lambda vectors: self._push(vectors, first, last),
             transposed=lambda vectors: self._pull(vectors, first, last),
-            like=self.network.theta.new_empty(0),
+            like=like,
         )
 
-    def keep(self) -> Rows:
+    def _held(self, first: int, last: int) -> HeldBlock:
+        pieces, n = self._form(first, last), (last - first) * self.granule
+        return HeldBlock(pieces, n, self.n_columns, self.granule, self.network.theta.new_empty(0))
+
+    @property
+    def walk_rows(self) -> int:
+        """Rows of as many examples as may be formed at a time."""
+        if self.storage == "products":
+            return max(self.granule, min(_PRODUCT_EXAMPLES, self.n_rows))
+        at_once = max(1, min(_WALK_BYTES, self.pass_bytes) // self._bytes_an_example)
+        return min(self.n_rows, at_once * self.granule)
+
+    def keep(self, *, half: bool = False, host: bool = False) -> Rows:
         """Return the same rows, held in memory: factors for linear layers, entries for the rest."""
-        pieces = self._form(0, len(self.examples))
+        place = torch.device("cpu") if host else self.device
         return HeldRows(
-            pieces, n_rows=self.n_rows, n_columns=self.n_columns, like=self.network.theta, granule=self.granule,
-            block_rows=self.block_rows,
+            self._form(0, len(self.examples), half=half, place=place), n_rows=self.n_rows, n_columns=self.n_columns,
+            like=self.network.theta, granule=self.granule, block_rows=self.block_rows,
+            reference=self if half else None,
         )  # fmt: skip
 
-    def kept_bytes(self) -> int:
+    def stored(self, storage: Storage) -> Rows:
+        """Return the same rows where a plan wants them."""
+        if storage in ("form", "products"):
+            other = copy.copy(self)
+            other.storage = storage
+            return other
+        return self.keep(half=storage == "half", host=storage == "host")
+
+    def kept_bytes(self, *, half: bool = False) -> int:
         """Return the bytes that :meth:`keep` takes."""
-        return sum(sizes for sizes, *_ in self._piece_costs()) * len(self.examples) * self.dtype.itemsize
+        return sum((p.halved() if half else p).n_bytes() for p in self._example_pieces) * len(self.examples)
 
     def gram_cost(self) -> float:
         """Return the floating-point operations behind one entry of a Gram matrix."""
-        return sum(gram for _, gram, _ in self._piece_costs())
+        return sum(piece.costs()[0] for piece in self._example_pieces)
 
     def product_cost(self) -> float:
         """Return the floating-point operations of one row times one vector."""
-        return sum(product for _, _, product in self._piece_costs())
+        return sum(piece.costs()[1] for piece in self._example_pieces)
 
-    def _piece_costs(self) -> list[tuple[int, float, float]]:
-        """Return numbers held an example, and the two costs, for each piece of one example."""
-        return [(piece.numbers(), *piece.costs()) for piece in self._layers.pieces(*self.examples.read(0, 1))]
+    def normal_cost(self) -> float:
+        """Return the floating-point operations of the normal matrix, summed over all rows."""
+        factors = [f for piece in self._example_pieces for f in piece.factors(self.granule)]
+        return normal_cost(factors) * len(self.examples)
 
-    def _form(self, first: int, last: int) -> tuple[Piece, ...]:
+    @cached_property
+    def _example_pieces(self) -> list[Piece]:
+        """The pieces of one example: what is held of it, and what products cost."""
+        return self._layers.pieces(*self.examples.read(0, 1))
+
+    @property
+    def _bytes_an_example(self) -> int:
+        return max(1, sum(piece.n_bytes() for piece in self._example_pieces))
+
+    def _form(
+        self, first: int, last: int, *, half: bool = False, place: torch.device | None = None
+    ) -> tuple[Piece, ...]:
         """Form the rows of a range of examples, a chunk at a time, into tensors of the final size."""
         plain = sum(stop - start for start, stop in self._layers.rest)
         size = max(1, min(512, _FORM_ENTRIES // max(1, plain * self.granule)))
         whole: list[Piece] = []
         for start, stop in self.examples.ranges(size, first, last):
             part = self._layers.pieces(*self.examples.read(start, stop))
+            if half:
+                part = [piece.halved() for piece in part]
             if not whole:
-                whole = [piece.allocate((last - first) * self.granule) for piece in part]
+                whole = [piece.allocate((last - first) * self.granule, place or self.device) for piece in part]
             rows = slice((start - first) * self.granule, (stop - first) * self.granule)
             for target, piece in zip(whole, part, strict=True):
                 target.take(rows).fill(piece)
@@ -207,7 +264,7 @@ class OutputJacobian(JacobianRows):
         hessian: bool = False,
         parameters: Selection = None,
         batch_fn: BatchFn | None = None,
-        storage: Storage = "form",
+        storage: Formed = "form",
     ) -> None:
         network, examples, fitted = _open(model, loader, likelihood, parameters, batch_fn)
 
@@ -242,7 +299,7 @@ class LossJacobian(JacobianRows):
         *,
         parameters: Selection = None,
         batch_fn: BatchFn | None = None,
-        storage: Storage = "form",
+        storage: Formed = "form",
     ) -> None:
         network, examples, fitted = _open(model, loader, likelihood, parameters, batch_fn)
 

@@ -1,186 +1,18 @@
-r"""Rows held in memory: entries for some columns, outer products for others.
-
-The row of a linear layer with one position an example is an outer product :math:`g_{no} a_n^\top` of an output gradient
-and an activation. Held as the two factors it takes :math:`\text{in} + O \cdot \text{out}` numbers an example instead
-of :math:`O \cdot \text{in} \cdot \text{out}`, products cost a factor :math:`O` less, and a Gram matrix is an entrywise
-product of two small ones. No network is known here: a piece is algebra on a range of columns.
-"""
+r"""Rows held in memory, as pieces; see :mod:`nullbayes.linalg.pieces` for what a piece may be."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.linalg.rows import Block, Rows, symmetric
+from nullbayes.linalg.pieces import DensePiece, Factors, Piece, normal_cost
+from nullbayes.linalg.rows import Block, Rows
 
-
-class Piece(ABC):
-    """The rows, restricted to some columns."""
-
-    @abstractmethod
-    def take(self, rows: slice) -> Piece:
-        """Return a view of some rows."""
-
-    @abstractmethod
-    def add_mv(self, vectors: Tensor, result: Tensor) -> None:  # (S, P), (S, m)
-        """Add this piece's share of the product to ``result``."""
-
-    @abstractmethod
-    def put_rmv(self, vectors: Tensor, result: Tensor) -> None:  # (S, m), (S, P)
-        """Write this piece's columns of the transposed product into ``result``."""
-
-    @abstractmethod
-    def put_dense(self, result: Tensor) -> None:  # (m, P)
-        """Write this piece's entries into ``result``."""
-
-    @abstractmethod
-    def cross(self, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
-        """Return this piece's share of a tile of the Gram matrix."""
-
-    @abstractmethod
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return what is held."""
-
-    @abstractmethod
-    def allocate(self, n_rows: int) -> Piece:
-        """Return a piece of the same kind for ``n_rows`` rows, not filled yet."""
-
-    def fill(self, other: Piece) -> None:
-        """Copy the rows of another piece of the same kind and size into this one."""
-        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
-            mine.copy_(theirs)
-
-    def numbers(self) -> int:
-        """Return how many numbers are held."""
-        return sum(tensor.numel() for tensor in self.tensors())
-
-    @abstractmethod
-    def costs(self) -> tuple[float, float]:
-        """Return the operations behind a Gram entry, and behind a row times a vector."""
-
-
-@dataclass(frozen=True)
-class DensePiece(Piece):
-    """Entries of consecutive columns."""
-
-    matrix: Tensor  # (m, c)
-    column: int  # the first
-
-    def take(self, rows: slice) -> Piece:
-        """Return a view of some rows."""
-        return DensePiece(self.matrix[rows], self.column)
-
-    def _columns(self) -> slice:
-        return slice(self.column, self.column + self.matrix.shape[1])
-
-    def add_mv(self, vectors: Tensor, result: Tensor) -> None:
-        """Add ``vectors @ B.T``."""
-        result.addmm_(vectors[:, self._columns()], self.matrix.T)
-
-    def put_rmv(self, vectors: Tensor, result: Tensor) -> None:
-        """Write ``vectors @ B``."""
-        result[:, self._columns()] = vectors @ self.matrix
-
-    def put_dense(self, result: Tensor) -> None:
-        """Write the entries."""
-        result[:, self._columns()] = self.matrix
-
-    def cross(self, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
-        """Return ``B[rows] @ B[columns].T``."""
-        return self.matrix[rows].to(dtype) @ self.matrix[columns].to(dtype).T
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the entries."""
-        return (self.matrix,)
-
-    def allocate(self, n_rows: int) -> Piece:
-        """Return a piece for ``n_rows`` rows, not filled yet."""
-        return DensePiece(self.matrix.new_empty(n_rows, self.matrix.shape[1]), self.column)
-
-    def costs(self) -> tuple[float, float]:
-        """Return two operations a column."""
-        return 2.0 * self.matrix.shape[1], 2.0 * self.matrix.shape[1]
-
-
-@dataclass(frozen=True)
-class OuterPiece(Piece):
-    """Rows ``n * O + o`` that are outer products of ``gradients[n, o]`` and ``activations[n]``, weight and bias."""
-
-    activations: Tensor  # (n, in)
-    gradients: Tensor  # (n, O, out)
-    weight: int | None  # first column of the (out, in) weight
-    bias: int | None  # first column of the (out,) bias
-
-    def take(self, rows: slice) -> Piece:
-        """Return a view of the rows of whole examples."""
-        outputs = self.gradients.shape[1]
-        examples = slice(rows.start // outputs, rows.stop // outputs)
-        return OuterPiece(self.activations[examples], self.gradients[examples], self.weight, self.bias)
-
-    def add_mv(self, vectors: Tensor, result: Tensor) -> None:
-        """Push the activations through each sample's layer, then along the gradients."""
-        n, _, out = self.gradients.shape
-        fan_in, samples = self.activations.shape[1], len(vectors)
-        layer = vectors.new_zeros(n, samples, out)
-        if self.weight is not None:
-            weights = vectors[:, self.weight : self.weight + out * fan_in].reshape(samples * out, fan_in)
-            layer = (self.activations @ weights.T).view(n, samples, out)
-        if self.bias is not None:
-            layer = layer + vectors[:, self.bias : self.bias + out]
-        result += (layer @ self.gradients.mT).transpose(0, 1).reshape(samples, -1)
-
-    def put_rmv(self, vectors: Tensor, result: Tensor) -> None:
-        """Pull each sample's row weights back along the gradients, then onto the activations."""
-        n, outputs, out = self.gradients.shape
-        samples = len(vectors)
-        layer = vectors.reshape(samples, n, outputs).transpose(0, 1) @ self.gradients  # (n, S, out)
-        if self.weight is not None:
-            weights = layer.reshape(n, samples * out).T @ self.activations
-            result[:, self.weight : self.weight + out * self.activations.shape[1]] = weights.view(samples, -1)
-        if self.bias is not None:
-            result[:, self.bias : self.bias + out] = layer.sum(0)
-
-    def put_dense(self, result: Tensor) -> None:
-        """Write the outer products."""
-        n, outputs, out = self.gradients.shape
-        if self.weight is not None:
-            entries = self.gradients[..., None] * self.activations[:, None, None, :]
-            result[:, self.weight : self.weight + out * self.activations.shape[1]] = entries.reshape(n * outputs, -1)
-        if self.bias is not None:
-            result[:, self.bias : self.bias + out] = self.gradients.reshape(n * outputs, out)
-
-    def cross(self, rows: slice, columns: slice, dtype: torch.dtype) -> Tensor:
-        """Return the products of activations times the products of gradients, entry by entry."""
-        left, right = self.take(rows), self.take(columns)
-        assert isinstance(left, OuterPiece)
-        assert isinstance(right, OuterPiece)
-        (n, outputs, out), m = left.gradients.shape, len(right.gradients)
-        similar = left.gradients.reshape(-1, out).to(dtype) @ right.gradients.reshape(-1, out).to(dtype).T
-        inner = similar.new_full((n, m), 0.0 if self.bias is None else 1.0)
-        if self.weight is not None:
-            inner.addmm_(left.activations.to(dtype), right.activations.to(dtype).T)
-        return (similar.view(n, outputs, m, outputs) * inner[:, None, :, None]).view(n * outputs, m * outputs)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the factors."""
-        return self.activations, self.gradients
-
-    def allocate(self, n_rows: int) -> Piece:
-        """Return a piece for the rows of whole examples, not filled yet."""
-        n = n_rows // self.gradients.shape[1]
-        a, g = (tensor.new_empty(n, *tensor.shape[1:]) for tensor in self.tensors())
-        return OuterPiece(a, g, self.weight, self.bias)
-
-    def costs(self) -> tuple[float, float]:
-        """Return the operations behind a Gram entry, and behind a row times a vector."""
-        _, outputs, out = self.gradients.shape
-        fan_in = self.activations.shape[1]
-        return 2.0 * out + 2.0 * fan_in / outputs**2 + 2.0, 2.0 * out * (fan_in / outputs + 1.0)
+_GRAM_ROWS = {"cpu": 1000, "cuda": 4096}  # of a tile of a Gram matrix: enough for full speed
 
 
 @dataclass(frozen=True)
@@ -216,14 +48,75 @@ class HeldBlock(Block):
 
     def gram(self, dtype: torch.dtype) -> Tensor:
         """Return ``B @ B.T``, summed over the pieces a tile at a time."""
+        result = torch.empty(self.n_rows, self.n_rows, dtype=dtype, device=self.like.device)
+        fill_gram(result, self, self, symmetric=True)
+        return result
 
-        def cross(rows: slice, columns: slice) -> Tensor:
-            tile = self.pieces[0].cross(rows, columns, dtype)
-            for piece in self.pieces[1:]:
-                tile += piece.cross(rows, columns, dtype)
-            return tile
+    def cross(self, other: HeldBlock, dtype: torch.dtype) -> Tensor:  # (m, m')
+        """Return ``B @ other.T``, summed over the pieces."""
+        tiles = (a.cross(b, dtype) for a, b in zip(self.pieces, other.pieces, strict=True))
+        total = next(tiles)
+        for tile in tiles:
+            total += tile
+        return total
 
-        return symmetric(self.n_rows, self.granule, cross, dtype=dtype, device=self.like.device)
+    def part(self, rows: slice) -> HeldBlock:
+        """Return some of the rows: views."""
+        pieces = tuple(piece.take(rows) for piece in self.pieces)
+        return HeldBlock(pieces, rows.stop - rows.start, self.n_columns, self.granule, self.like)
+
+    def factors(self) -> list[Factors]:
+        """Return the factors of every piece."""
+        return [factors for piece in self.pieces for factors in piece.factors(self.granule)]
+
+
+def fill_gram(result: Tensor, left: HeldBlock, right: HeldBlock, *, symmetric: bool = False) -> None:  # (m, m')
+    """Write ``left @ right.T`` into ``result``, a tile at a time; of a symmetric product half the tiles are copied."""
+    step = max(1, _GRAM_ROWS.get(result.device.type, 1000) // left.granule) * left.granule
+    for i in range(0, left.n_rows, step):
+        rows = slice(i, min(left.n_rows, i + step))
+        for j in range(0, rows.stop if symmetric else right.n_rows, step):
+            columns = slice(j, min(right.n_rows, j + step))
+            result[rows, columns] = left.part(rows).cross(right.part(columns), result.dtype)
+            if symmetric and i != j:
+                result[columns, rows] = result[rows, columns].T
+
+
+@dataclass(frozen=True)
+class StreamedBlock(Block):
+    """Rows too many to hold at once: parts of them are formed when they are needed, again and again."""
+
+    parts: tuple[slice, ...]
+    form: Callable[[slice], HeldBlock]
+    n_rows: int
+    like: Tensor
+
+    def mv(self, vectors: Tensor) -> Tensor:
+        """Multiply: ``vectors @ B.T``."""
+        return torch.cat([self.form(part).mv(vectors) for part in self.parts], dim=1)
+
+    def rmv(self, vectors: Tensor) -> Tensor:
+        """Multiply with the transpose: ``vectors @ B``."""
+        products = (self.form(part).rmv(vectors[:, part]) for part in self.parts)
+        total = next(products)
+        for product in products:
+            total += product
+        return total
+
+    def dense(self) -> Tensor:
+        """Return the entries."""
+        return torch.cat([self.form(part).dense() for part in self.parts])
+
+    def gram(self, dtype: torch.dtype) -> Tensor:
+        """Return ``B @ B.T``, with two parts in memory at a time."""
+        result = torch.empty(self.n_rows, self.n_rows, dtype=dtype, device=self.like.device)
+        for i, rows in enumerate(self.parts):
+            left = self.form(rows)
+            fill_gram(result[rows, rows], left, left, symmetric=True)
+            for columns in self.parts[:i]:
+                fill_gram(result[rows, columns], left, self.form(columns))
+                result[columns, rows] = result[rows, columns].T
+        return result
 
 
 class HeldRows(Rows):
@@ -241,6 +134,8 @@ class HeldRows(Rows):
         Rows that belong together; a multiple of what each piece can be cut at.
     block_rows : int, optional
         The block size that a projector takes when it is not told another.
+    reference : Rows, optional
+        The rows that these approximate, where they are held in half precision.
     """
 
     def __init__(
@@ -252,19 +147,36 @@ class HeldRows(Rows):
         like: Tensor,
         granule: int = 1,
         block_rows: int | None = None,
+        reference: Rows | None = None,
     ) -> None:
         self.pieces = tuple(pieces)
         self.n_rows, self.n_columns, self.granule, self.block_rows = n_rows, n_columns, granule, block_rows
+        self._reference = reference
         self._like = like.new_empty(0)
         self.dtype, self.device = like.dtype, like.device
 
-    def block(self, start: int, stop: int) -> Block:
-        """Return rows ``start`` to ``stop``: views."""
+    def block(self, start: int, stop: int) -> HeldBlock:
+        """Return rows ``start`` to ``stop``: views, or copies on the device of what is held elsewhere."""
         if start % self.granule or stop % self.granule:
             msg = f"Rows {start} to {stop} cut through rows that belong together, {self.granule} at a time."
             raise SettingsError(msg)
-        pieces = tuple(piece.take(slice(start, stop)) for piece in self.pieces)
+        pieces = tuple(piece.take(slice(start, stop)).to(self.device) for piece in self.pieces)
         return HeldBlock(pieces, stop - start, self.n_columns, self.granule, self._like)
+
+    @property
+    def reference(self) -> Rows:
+        """The rows that these stand for."""
+        return self._reference or self
+
+    @property
+    def normal_rows(self) -> int:
+        """All rows, where they lie on the device: views cost nothing."""
+        here = all(tensor.device == self.device for piece in self.pieces for tensor in piece.tensors())
+        return self.n_rows if here else self.walk_rows
+
+    def normal_cost(self) -> float:
+        """Return the floating-point operations of the normal matrix, summed over all rows."""
+        return normal_cost(self.block(0, self.granule).factors()) * self.n_rows / self.granule
 
     def gram_cost(self) -> float:
         """Return the floating-point operations behind one entry of a Gram matrix."""
@@ -274,11 +186,11 @@ class HeldRows(Rows):
         """Return the floating-point operations of one row times one vector."""
         return sum(piece.costs()[1] for piece in self.pieces)
 
-    def kept_bytes(self) -> int:
+    def kept_bytes(self, *, half: bool = False) -> int:
         """Return 0: they are held already."""
         return 0
 
-    def keep(self) -> Rows:
+    def keep(self, *, half: bool = False, host: bool = False) -> Rows:
         """Return itself."""
         return self
 

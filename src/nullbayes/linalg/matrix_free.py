@@ -10,7 +10,9 @@ from torch import Tensor
 
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.held import DenseRows
-from nullbayes.linalg.rows import Block, Rows, symmetric
+from nullbayes.linalg.rows import Block, Rows
+
+_DENSE_ENTRIES = 2**26  # of vectors held at a time
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class ProductBlock(Block):
     """Some rows as two functions; entries, if asked for, come from products with unit vectors."""
 
     n_rows: int
+    n_columns: int
     forward: Callable[[Tensor], Tensor]  # (S, P) -> (S, m)
     transposed: Callable[[Tensor], Tensor]  # (S, m) -> (S, P)
     like: Tensor  # dtype and device
@@ -35,13 +38,18 @@ class ProductBlock(Block):
         return self.transposed(torch.eye(self.n_rows, dtype=self.like.dtype, device=self.like.device))
 
     def gram(self, dtype: torch.dtype) -> Tensor:
-        """Return ``B @ B.T`` with two tiles of entries in memory at a time."""
-        eye = torch.eye(self.n_rows, dtype=self.like.dtype, device=self.like.device)
-
-        def cross(rows: slice, columns: slice) -> Tensor:
-            return self.transposed(eye[rows]).to(dtype) @ self.transposed(eye[columns]).to(dtype).T
-
-        return symmetric(self.n_rows, 1, cross, dtype=dtype, device=self.like.device)
+        """Return ``B @ B.T`` from the entries, or, where those are too many to hold, from products of products."""
+        if self.n_rows * self.n_columns <= _DENSE_ENTRIES:
+            entries = self.dense().to(dtype)
+            return entries @ entries.T
+        result = torch.empty(self.n_rows, self.n_rows, dtype=dtype, device=self.like.device)
+        step = max(1, _DENSE_ENTRIES // self.n_columns)
+        for start in range(0, self.n_rows, step):
+            stop = min(self.n_rows, start + step)
+            units = torch.zeros(stop - start, self.n_rows, dtype=self.like.dtype, device=self.like.device)
+            units[:, start:stop].fill_diagonal_(1.0)
+            result[start:stop] = self.forward(self.transposed(units))
+        return result.add_(result.T.clone()).mul_(0.5)  # rounding leaves it unsymmetric
 
 
 class MatrixFreeRows(Rows):
@@ -85,11 +93,12 @@ class MatrixFreeRows(Rows):
         where = slice(start, stop)
         return ProductBlock(
             n_rows=stop - start,
+            n_columns=self.n_columns,
             forward=lambda vectors: self._jvp(vectors, where),
             transposed=lambda vectors: self._vjp(vectors, where),
             like=torch.empty(0, dtype=self.dtype, device=self.device),
         )
 
-    def keep(self) -> Rows:
-        """Return the same rows with all entries in memory."""
+    def keep(self, *, half: bool = False, host: bool = False) -> Rows:
+        """Return the same rows with all entries in memory, on the device."""
         return DenseRows(self.dense(), self.block_rows)

@@ -8,15 +8,16 @@ multiplies with its transpose, gives its Gram matrix, or its entries. Vectors co
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
+from nullbayes.linalg.pieces import Factors
 
-_GRAM_CHUNK = 1000  # rows of a Gram matrix formed at a time: large enough for full speed, small beside the matrix
+_WALK_ROWS = {"cpu": 4096, "cuda": 65536}  # taken at a time: enough for full speed, few beside what is held
 
 
 class Block(ABC):
@@ -39,6 +40,10 @@ class Block(ABC):
     @abstractmethod
     def gram(self, dtype: torch.dtype) -> Tensor:  # (m, m)
         """Return ``B @ B.T``, accumulated in ``dtype``."""
+
+    def factors(self) -> list[Factors]:
+        """Return the rows as products of gradients and activations; entries are a special case."""
+        return [Factors(self.dense()[:, None, :], None, 0)]
 
 
 class Rows(ABC):
@@ -76,13 +81,17 @@ class Rows(ABC):
         """Return the floating-point operations of one row times one vector."""
         return 2.0 * self.n_columns
 
-    def kept_bytes(self) -> int:
+    def normal_cost(self) -> float:
+        """Return the floating-point operations of the normal matrix, summed over all rows."""
+        return float(self.n_rows) * self.n_columns**2
+
+    def kept_bytes(self, *, half: bool = False) -> int:
         """Return the bytes that :meth:`keep` takes beyond what is already held."""
-        return self.n_rows * self.n_columns * self.dtype.itemsize
+        return self.n_rows * self.n_columns * self.dtype.itemsize // (2 if half else 1)
 
     @abstractmethod
-    def keep(self) -> Rows:
-        """Return the same rows, held in memory."""
+    def keep(self, *, half: bool = False, host: bool = False) -> Rows:
+        """Return the same rows, held in memory: of the device or of the host, whole or in half the bytes."""
 
     def cuts(self, block_rows: int) -> tuple[tuple[int, int], ...]:
         """Cut the rows into blocks of about ``block_rows``, even in size, none of them dropped."""
@@ -102,7 +111,17 @@ class Rows(ABC):
     @property
     def walk_rows(self) -> int:
         """Rows to hold at a time when they are only passed through."""
-        return max(self.granule, min(4096, self.n_rows))
+        return max(self.granule, min(_WALK_ROWS.get(self.device.type, 4096), self.n_rows))
+
+    @property
+    def normal_rows(self) -> int:
+        """Rows to hold at a time while the normal matrix is summed."""
+        return self.walk_rows
+
+    @property
+    def reference(self) -> Rows:
+        """The rows that the final residual is measured on: these, unless they are an approximation of others."""
+        return self
 
     def mv(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, R)
         """Multiply: ``vectors @ A.T``."""
@@ -122,6 +141,19 @@ class Rows(ABC):
             total += block.mv(vectors).double().square().sum(1)
         return total.sqrt()
 
+    def lengths(self) -> Tensor:  # (R,)
+        """Return the length of each row, in float64."""
+        parts = []
+        for _, block in self.blocks(self.walk_rows):
+            squares = torch.zeros(block.n_rows, dtype=torch.float64, device=self.device)
+            for gradients, activations, _ in block.factors():
+                share = gradients.double().square().sum(2)
+                if activations is not None:
+                    share *= activations.double().square().sum(1, keepdim=True)
+                squares += share.flatten()
+            parts.append(squares.sqrt())
+        return torch.cat(parts)
+
     def frobenius(self) -> float:
         """Return the Frobenius norm of the matrix, estimated once from a few Gaussian vectors."""
         if self._frobenius is None:
@@ -133,24 +165,3 @@ class Rows(ABC):
     def dense(self) -> Tensor:  # (R, P)
         """Return all entries."""
         return torch.cat([block.dense() for _, block in self.blocks(self.walk_rows)])
-
-
-def symmetric(
-    size: int,
-    granule: int,
-    cross: Callable[[slice, slice], Tensor],
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Tensor:  # (m, m)
-    """Fill a symmetric matrix from its lower triangle, a tile at a time; ``cross(rows, columns)`` gives a tile."""
-    result = torch.empty(size, size, dtype=dtype, device=device)
-    step = max(1, _GRAM_CHUNK // granule) * granule
-    tiles = [slice(start, min(size, start + step)) for start in range(0, size, step)]
-    for i, rows in enumerate(tiles):
-        for columns in tiles[: i + 1]:
-            tile = cross(rows, columns)
-            result[rows, columns] = tile
-            if rows != columns:
-                result[columns, rows] = tile.T
-    return result

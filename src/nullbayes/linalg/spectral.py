@@ -8,6 +8,7 @@ square root of the smallest normal number is taken for zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import NullBayesError
+from nullbayes.linalg.normal import cholesky_
 
 
 def relative_cutoff(size: int, rows_dtype: torch.dtype, gram_dtype: torch.dtype = torch.float64) -> float:
@@ -75,26 +77,25 @@ def _equilibrate(gram: Tensor) -> tuple[Tensor, Tensor]:
     return gram, scale
 
 
-def factor_exact(gram: Tensor, cutoff: float) -> GramFactor:
-    r"""Factor a Gram matrix for :math:`G^+`; ``gram`` is overwritten.
+def factor_exact(form: Callable[[], Tensor], cutoff: float) -> GramFactor:
+    r"""Factor a Gram matrix for :math:`G^+`, in its own place.
 
     Cholesky where the matrix is safely regular, else the eigenvectors above the cut. Singular values of the rows below
     :math:`\sqrt{\text{cutoff}}` times the largest count as zero: that is what squaring costs.
 
     Parameters
     ----------
-    gram : Tensor (m, m)
-        Symmetric, positive semi-definite.
+    form : callable () -> Tensor (m, m)
+        Forms the matrix, symmetric and positive semi-definite; a second time if Cholesky would not do.
     cutoff : float
         Relative to the largest eigenvalue of the equilibrated matrix.
     """
-    gram, scale = _equilibrate(gram)
-    triangle, info = torch.linalg.cholesky_ex(gram)
-    if int(info) == 0:
-        smallest = _smallest_eigenvalue(triangle) / _largest_eigenvalue(gram)
-        if smallest > 10.0 * cutoff:
-            return GramFactor(scale, triangle, None, None, int((scale > 0).sum()), 0.0)
-    del triangle
+    gram, scale = _equilibrate(form())
+    largest = _largest_eigenvalue(gram)
+    if cholesky_(gram) and _smallest_eigenvalue(gram) > 10.0 * cutoff * largest:
+        return GramFactor(scale, gram, None, None, int((scale > 0).sum()), 0.0)
+    del gram
+    gram, scale = _equilibrate(form())
     gram.diagonal().copy_((scale > 0).to(gram.dtype))  # rows that are zero: eigenvalue zero
     eigenvalues, basis = torch.linalg.eigh(gram)
     keep = eigenvalues > cutoff * eigenvalues[-1].clamp_min(0.0)
@@ -130,24 +131,65 @@ def leading(eigenvalues: Tensor, energies: Tensor, rtol: float) -> int:
     return min(stay)
 
 
-def factor_shifted(gram: Tensor, rows_dtype: torch.dtype) -> GramFactor:
-    r"""Factor :math:`G + \delta D^2` by Cholesky, with the shift :math:`\delta` that rounding asks for; overwrites.
+def factor_shifted(form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: float = 0.0) -> GramFactor:
+    r"""Factor :math:`G + \delta D^2` by Cholesky, in the place of :math:`G`.
 
     For iterations that project again and again: :math:`I - B^\top (G + \delta D^2)^{-1} B` is symmetric with
     eigenvalues in [0, 1], and its fixed points are exactly the kernel of :math:`B` whatever :math:`\delta` is, so no
-    rank has to be decided and no row is ever dropped. The shift has to exceed two errors: products with the rows,
-    rounded at ``eps`` of ``rows_dtype``, are amplified by :math:`1/(2\sqrt\delta)`; and a Gram matrix that was itself
-    accumulated in low precision must not seem smaller than it is, or the step would overshoot.
+    rank has to be decided and no row is ever dropped. The shift is at least what two errors ask for: products with the
+    rows, rounded at ``eps`` of ``rows_dtype``, are amplified by :math:`1/(2\sqrt\delta)`; and a Gram matrix that was
+    itself accumulated in low precision must not seem smaller than it is, or the step would overshoot.
+
+    Parameters
+    ----------
+    form : callable () -> Tensor (m, m)
+        Forms :math:`G`; again, should Cholesky fail, and the shift is then raised.
+    rows_dtype : torch.dtype
+        In which products with the rows are computed.
+    shift : float
+        The least :math:`\delta`.
     """
-    gram, scale = _equilibrate(gram)
-    shift = 8.0 * max(torch.finfo(rows_dtype).eps, len(gram) ** 0.5 * torch.finfo(gram.dtype).eps)
-    shifted = 0.0
     while True:
-        gram.diagonal().add_(shift - shifted)
-        shifted = shift
-        triangle, info = torch.linalg.cholesky_ex(gram)
-        if int(info) == 0:
-            return GramFactor(scale, triangle, None, None, None, shift)
+        gram, scale = _equilibrate(form())
+        shift = max(shift, least_shift(len(gram), rows_dtype, gram.dtype))
+        gram.diagonal().add_(shift)
+        if cholesky_(gram):
+            return GramFactor(scale, gram, None, None, None, shift)
+        shift *= 4.0
+
+
+def least_shift(size: int, rows_dtype: torch.dtype, gram_dtype: torch.dtype) -> float:
+    """Return the shift that rounding asks for, relative to squared row lengths; see :func:`factor_shifted`."""
+    return 8.0 * max(torch.finfo(rows_dtype).eps, math.sqrt(size) * torch.finfo(gram_dtype).eps)
+
+
+@dataclass(frozen=True, slots=True)
+class NormalFactor:
+    r"""Applies :math:`I - \delta\,(\tilde A^\top \tilde A + \delta)^{-1}`, with the rows scaled to unit length.
+
+    The same map as that of a shifted Gram factor between its rows, by the identity of Woodbury, at the price of a
+    matrix as large as there are columns instead of rows.
+    """
+
+    triangle: Tensor  # (P, P)
+    shift: float
+
+    def removed(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
+        """Return what the step takes away from each vector."""
+        wide = vectors.to(self.triangle.dtype)
+        return (wide - self.shift * torch.cholesky_solve(wide.T, self.triangle).T).to(vectors.dtype)
+
+
+def factor_normal(form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: float = 0.0) -> NormalFactor:
+    """Factor the normal matrix of rows of unit length, shifted, in its own place."""
+    while True:
+        matrix = form()
+        # solving with it, rounding leaks eps λ / δ of a vector into the kernel: no more of it than the rows would
+        leak = max(8.0 * torch.finfo(rows_dtype).eps, 1e-10)
+        shift = max(shift, torch.finfo(matrix.dtype).eps * _largest_eigenvalue(matrix) / leak)
+        matrix.diagonal().add_(shift)
+        if cholesky_(matrix):
+            return NormalFactor(matrix, shift)
         shift *= 4.0
 
 

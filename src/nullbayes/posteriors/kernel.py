@@ -24,9 +24,10 @@ from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise
 from nullbayes.posteriors.base import SamplePosterior, output_spread
 from nullbayes.posteriors.report import FitReport
-from nullbayes.posteriors.resources import Meter, memory_limit_bytes
+from nullbayes.posteriors.resources import Meter, host_memory_bytes, memory_limit_bytes
 from nullbayes.predictive import stream
 from nullbayes.projectors import Projector, choose, mean_and_error
+from nullbayes.types import Storage
 
 _MEASURED_EXAMPLES = 1024  # training examples on which the change of the outputs is measured, where rows do not tell
 
@@ -148,21 +149,22 @@ class KernelPosterior(SamplePosterior):
         if not isinstance(projector, Projector) and projector != "auto":
             msg = f'projector must be "auto" or a projector such as nb.projectors.Krylov(), not {projector!r}.'
             raise SettingsError(msg)
-        available = memory_limit_bytes(limit, network.device)
+        available, host = memory_limit_bytes(limit, network.device), host_memory_bytes(network.device)
+        storage: Storage = "form"
         try:
-            plan = choose(rows, n_samples=n_samples, memory_limit=available, rtol=tolerance)
-            keep = plan.keep
+            plan = choose(rows, n_samples=n_samples, memory_limit=available, rtol=tolerance, host_limit=host)
+            storage, rows.pass_bytes = plan.storage, plan.pass_bytes
         except SettingsError:
             if not isinstance(projector, Projector):
-                raise
-            keep = False  # the advice is to ask for another projector
+                raise  # the advice is to ask for another projector
         if isinstance(projector, Projector):
             method, reason = projector, "as asked for"
+            storage = "device" if rows.kept_bytes() <= available // 2 else "form"
         else:
             method, reason = plan.projector, plan.reason
         self._projector = method
         with meter.phase("rows"):
-            self._rows = rows.keep() if keep else rows
+            self._rows = rows.stored(storage)
         with meter.phase("factors"):
             self._state = method.prepare(self._rows)
         self._jacobian = rows

@@ -11,7 +11,7 @@ from nullbayes.jacobian.data import BatchFn
 from nullbayes.jacobian.network import Selection
 from nullbayes.jacobian.rows import LossJacobian, OutputJacobian
 from nullbayes.likelihoods import Likelihood, LossFn
-from nullbayes.posteriors.resources import memory_limit_bytes
+from nullbayes.posteriors.resources import host_memory_bytes, memory_limit_bytes
 from nullbayes.projectors import Plan, choose
 
 
@@ -39,4 +39,5 @@ def plan(
     kind = LossJacobian if loss else OutputJacobian
     rows = kind(model, loader, likelihood, parameters=parameters, batch_fn=batch_fn)
     limit = memory_limit_bytes(memory_limit, rows.device)
-    return choose(rows, n_samples=n_samples, memory_limit=limit, rtol=tolerance)
+    host = host_memory_bytes(rows.device)
+    return choose(rows, n_samples=n_samples, memory_limit=limit, rtol=tolerance, host_limit=host)

@@ -31,6 +31,11 @@ def memory_limit_bytes(limit: int | str | None, device: torch.device) -> int:
     return int(limit)
 
 
+def host_memory_bytes(device: torch.device) -> int:
+    """Return half of the free host memory, where it is another than the device's own; else 0."""
+    return 0 if device.type == "cpu" else _free_memory(torch.device("cpu")) // 2
+
+
 def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

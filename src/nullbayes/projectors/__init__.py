@@ -1,10 +1,10 @@
 """Projectors: ways to compute the part of a vector that lies in the kernel of a set of rows.
 
 ===================  ======================================================================================
-``ExactDual``        factor of the Gram matrix of the rows: few rows
+``ExactDual``        factor or eigenvectors of the Gram matrix of the rows: few rows
 ``ExactPrimal``      eigenvectors of A⊤A: few parameters, any number of rows; can truncate to a tolerance
 ``Alternating``      block after block, the paper's algorithm
-``Krylov``           conjugate gradients around it: the default when the direct methods are too large
+``Krylov``           conjugate gradients around it: the default; with a single block, a direct method refined
 ``Lanczos``          removes a Krylov space: where not even a block of rows can be formed
 ===================  ======================================================================================
 

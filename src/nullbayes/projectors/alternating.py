@@ -1,21 +1,15 @@
-r"""Alternating: von Neumann's projections, block after block (the paper's Lemma 4.1), and the sweep Krylov wraps.
-
-One block step is :math:`T_b = I - B^\top (B B^\top + \delta D^2)^{-1} B`, with a shift :math:`\delta` of the size of
-rounding that keeps the Cholesky factor safe. It is symmetric with eigenvalues in [0, 1] and leaves exactly the kernel
-of the block unchanged, so the limit of the sweeps is the projection on the intersection of the kernels for any shift.
-"""
+r"""Alternating: von Neumann's projections, block after block (the paper's Lemma 4.1), and the sweep Krylov wraps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.linalg.rows import Block, Rows
-from nullbayes.linalg.spectral import GramFactor, factor_shifted
+from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.base import (
     Callback,
     Projection,
@@ -25,27 +19,49 @@ from nullbayes.projectors.base import (
     check_tolerance,
     conclude,
 )
+from nullbayes.projectors.coarse import Coarse, coarse_space
 from nullbayes.projectors.iteration import Carry, iterate
+from nullbayes.projectors.steps import Step, dual_step, primal_step
 
-_LOW_PRECISION_ROWS = 1_000  # larger blocks on a CPU are factored in float32 first
-_LARGEST_BLOCK = 20_000  # a Gram matrix of this size takes 1.6 GB in float32
+_LARGEST_BLOCK = 20_000  # rows, when nobody says how much memory there is
 
 
 @dataclass(frozen=True)
 class SweepState:
-    """The rows, where they are cut, and a factor for each block."""
+    """The rows, and what a sweep over them consists of."""
 
     rows: Rows
-    cuts: tuple[tuple[int, int], ...]
-    factors: tuple[GramFactor, ...]
-    precision: torch.dtype
+    steps: Sequence[Step]
+    coarse: Coarse | None
 
-    def removed(self, vectors: Tensor, order: Iterable[int]) -> Tensor:  # (S, P) -> (S, P)
-        """Return what the block steps in the given order take away; summed on its own, it has no part in the kernel."""
-        total = torch.zeros_like(vectors)
-        for i in order:
-            block = self.rows.block(*self.cuts[i])
-            total += block.rmv(self.factors[i].solve(block.mv(vectors - total)))
+    @property
+    def precision(self) -> torch.dtype:
+        """The lowest precision of the factors."""
+        return min((step.precision for step in self.steps), key=lambda dtype: dtype.itemsize)
+
+    def one_by_one(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
+        """Return what all steps take away, each from what the ones before have left."""
+        total = torch.zeros_like(vectors) if self.coarse is None else self.coarse.removed(vectors)
+        for step in self.steps:
+            total += step.removed(vectors - total)
+        return total
+
+    def all_at_once(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
+        """Return the sum of what each step takes away from the same vectors, the coarse space apart.
+
+        A symmetric positive semi-definite map that vanishes exactly on the common kernel. On the coarse space it is the
+        identity, beside it the sum of the steps.
+        """
+        if self.coarse is None:
+            return self._summed(vectors)
+        inside = self.coarse.removed(vectors)
+        beside = self._summed(vectors - inside)
+        return inside + beside - self.coarse.removed(beside)
+
+    def _summed(self, vectors: Tensor) -> Tensor:
+        total = self.steps[0].removed(vectors)
+        for step in self.steps[1:]:
+            total += step.removed(vectors)
         return total
 
 
@@ -56,18 +72,24 @@ class Alternating(Projector):
     Cost for blocks of b rows: :math:`R\,b\,P` operations for the Gram matrices, :math:`R\,b^2/3` for their factors,
     :math:`4RPS` a sweep of S samples; memory :math:`R\,b` numbers beside the rows. Convergence is linear; small
     angles between blocks make it slow, larger blocks make it fast (one block is the direct method). ``Krylov`` around
-    it needs about a third of the sweeps.
+    it needs far fewer sweeps.
 
     Parameters
     ----------
     block_rows : int, optional
-        Rows a block; by default the rows' own choice, or a balance of factoring and sweeping.
+        Rows a block; by default the rows' own choice, or all of them up to 20,000.
     rtol, atol, max_sweeps
         The stopping sentence, and how long to try.
     gram_dtype : torch.dtype, optional
-        Precision of the Gram matrices and factors. By default float64, but float32 for float32 rows in large blocks on
-        a CPU, where it takes half the time; a block whose float32 factor would overshoot is factored in float64 all the
-        same.
+        Precision of the Gram matrices and factors. By default float64, but float32 for float32 rows in large blocks
+        where float64 is slow (CPUs, most graphics cards); a block whose float32 factor would overshoot is factored in
+        float64 all the same.
+    shift : float, optional
+        The least :math:`\delta` of the block steps, relative to squared row lengths: a larger one spares directions
+        that the rows hardly see. By default a third of ``rtol``, and never less than rounding asks for.
+    coarse : int
+        Dimension of a coarse space that is taken out first: the leading directions of the rows, scaled to unit length,
+        found by a randomized range finder. Pays when the blocks are many.
     """
 
     block_rows: int | None = None
@@ -75,6 +97,8 @@ class Alternating(Projector):
     atol: float = 0.0
     max_sweeps: int = 200
     gram_dtype: torch.dtype | None = None
+    shift: float | None = None
+    coarse: int = 0
 
     def __post_init__(self) -> None:
         check_tolerance(self.rtol, self.atol)
@@ -82,75 +106,40 @@ class Alternating(Projector):
         if self.block_rows is not None and self.block_rows < 1:
             msg = f"block_rows must be at least 1, not {self.block_rows}."
             raise SettingsError(msg)
+        if self.shift is not None and not 0.0 <= self.shift < float("inf"):
+            msg = f"shift must be a number of at least 0, not {self.shift}."
+            raise SettingsError(msg)
+        if self.coarse < 0:
+            msg = f"coarse must be at least 0, not {self.coarse}."
+            raise SettingsError(msg)
 
     def prepare(self, rows: Rows) -> SweepState:
-        """Cut the rows into blocks and factor the Gram matrix of each."""
-        size = self.block_rows or rows.block_rows or balanced_block_rows(rows, n_samples=30)
-        cuts = rows.cuts(min(size, rows.n_rows))
-        largest = max(stop - start for start, stop in cuts)
-        cheap = rows.dtype == torch.float32 and rows.device.type == "cpu" and largest > _LOW_PRECISION_ROWS
-        precision = self.gram_dtype or (torch.float32 if cheap else torch.float64)
-        factors = tuple(_factor(rows.block(*cut), rows.dtype, precision) for cut in cuts)
-        precision = min((factor.scale.dtype for factor in factors), key=lambda dtype: dtype.itemsize)
-        return SweepState(rows, cuts, factors, precision)
+        """Cut the rows into blocks and factor each; all rows in one block go by the smaller of the two matrices."""
+        return self.prepare_for(rows, self.rtol)
+
+    def prepare_for(self, rows: Rows, rtol: float) -> SweepState:
+        """Prepare for another tolerance than one's own."""
+        shift = rtol / 3.0 if self.shift is None else self.shift
+        size = min(self.block_rows or rows.block_rows or _LARGEST_BLOCK, rows.n_rows)
+        coarse = coarse_space(rows, self.coarse) if self.coarse else None
+        if size == rows.n_rows > rows.n_columns:
+            return SweepState(rows, (primal_step(rows, shift=shift),), coarse)
+        steps = [dual_step(rows, *cut, precision=self.gram_dtype, shift=shift) for cut in rows.cuts(size)]
+        return SweepState(rows, steps, coarse)
 
     def apply(self, state: SweepState, noise: Tensor, *, callback: Callback | None = None) -> Projection:
         """Project each row of ``noise`` (S, P)."""
-        rows, order = state.rows, range(len(state.cuts))
+        rows = state.rows
         noise = check_noise(rows, noise)
         before = rows.norms(noise)
 
         def step(carry: Carry, _: int) -> Carry:
-            return (carry[0] - state.removed(carry[0], order),)
+            return (carry[0] - state.one_by_one(carry[0]),)
 
         directions, after, sweeps, outcome = iterate(
-            self,
-            rows,
-            (noise,),
-            before,
-            step,
-            sweeps_per_step=1,
-            max_sweeps=self.max_sweeps,
-            callback=callback,
+            self, rows, (noise,), before, step, sweeps_per_step=1, max_sweeps=self.max_sweeps, callback=callback
         )
         return conclude(
             self, rows, noise, directions, sweeps=sweeps, failure=outcome,
             precision=state.precision, norms=(after, before),
         )  # fmt: skip
-
-
-def _factor(block: Block, rows_dtype: torch.dtype, precision: torch.dtype) -> GramFactor:
-    """Factor a block's Gram matrix, in float64 if a lower precision makes its step overshoot."""
-    factor = factor_shifted(block.gram(precision), rows_dtype)
-    if precision != torch.float64 and _largest_step(block, factor, rows_dtype) > 1.01:
-        factor = factor_shifted(block.gram(torch.float64), rows_dtype)
-    return factor
-
-
-def _largest_step(block: Block, factor: GramFactor, dtype: torch.dtype) -> float:
-    """Return the largest eigenvalue of what a block step removes, by the power method; in exact arithmetic below 1."""
-    generator = torch.Generator().manual_seed(0)
-    vectors = torch.randn(4, block.n_rows, generator=generator).to(factor.scale.device, dtype)
-    size = 0.0
-    for _ in range(20):
-        vectors = block.mv(block.rmv(factor.solve(vectors / vectors.norm(dim=1, keepdim=True))))
-        size = float(vectors.norm(dim=1).max())
-    return size
-
-
-def balanced_block_rows(rows: Rows, n_samples: int) -> int:
-    """Return the block size b at which the factors cost about what they save in sweeps.
-
-    The steps of conjugate gradients fall like 10 R / b (measured on small image networks, to a residual of 1e-2), so
-    the work is about ``R b gram_cost / 2`` for the Gram matrices, ``R b² / 3`` for their factors and
-    ``10 R / b · 4 R S product_cost`` for the sweeps.
-    """
-    r = rows.n_rows
-
-    def work(b: int) -> float:
-        steps = 10.0 * r / b if b < r else 2.0
-        return r * b * rows_gram / 2 + r * b * b / 3 + steps * 4 * r * n_samples * rows_product
-
-    rows_gram, rows_product = rows.gram_cost(), rows.product_cost()
-    sizes: set[int] = {max(rows.granule, -(-r // n)) for n in (*range(1, 33), *(2**k for k in range(6, 21)))}
-    return min((b for b in sorted(sizes) if b <= _LARGEST_BLOCK or b == rows.granule), key=work)

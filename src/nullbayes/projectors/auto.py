@@ -1,19 +1,42 @@
-"""The choice of a projector by rows, parameters, samples and memory, with its reason."""
+"""The choice of a projector by rows, parameters, samples, device and memory, with its reason."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+import torch
 
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.rows import Rows
-from nullbayes.projectors.alternating import Alternating, balanced_block_rows
+from nullbayes.projectors.alternating import Alternating
 from nullbayes.projectors.base import Projector
 from nullbayes.projectors.dual import ExactDual
 from nullbayes.projectors.krylov import Krylov
 from nullbayes.projectors.primal import ExactPrimal
+from nullbayes.projectors.steps import double_is_fast, gram_precision
+from nullbayes.types import Storage
 
-_DIRECT_ROWS = 3_000  # up to here the eigenvectors of a float64 Gram matrix take seconds on two cores
-_DIRECT_COLUMNS = 2_500  # eigenvectors of A⊤A cost about nine times the cube
+_DIRECT = 1_000  # rows or columns up to which all eigenvectors are found in a moment
+_HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
+_GRANULES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # blocks to consider
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device does in a second; only ratios matter, and they were measured on one machine of each kind."""
+
+    single: float  # operations of float32 matrix products
+    double: float
+    narrow: float  # of products of ten-bit numbers
+    bandwidth: float  # bytes
+    transfer: float  # bytes from the host
+    formed: float  # entries of Jacobian rows
+
+
+_CPU = Rates(1.5e11, 0.75e11, 1.5e11, 2e10, 2e10, 1e9)
+_CUDA = Rates(4.5e13, 4e13, 3e14, 3e12, 2e10, 2e10)
+_CUDA_SINGLE = Rates(2e13, 4e11, 6e13, 8e11, 1e10, 1e10)  # cards whose float64 is slow
 
 
 @dataclass(frozen=True)
@@ -24,8 +47,9 @@ class Plan:
     ----------
     projector : Projector
         The method, with its settings.
-    keep : bool
-        Whether all rows are held in memory; if not, each sweep forms them again, block by block.
+    storage : "device", "half", "host", "form" or "products"
+        Where the rows are: held on the device, held there in half precision (the final residual is measured on rows
+        formed anew), held in host memory, formed again in every sweep, or never formed: products by JVP and VJP.
     reason : str
         One sentence.
     n_rows, n_parameters, n_samples : int
@@ -36,10 +60,14 @@ class Plan:
         Estimated floating-point operations to prepare, and for one sweep.
     memory_limit : int
         What it was planned for.
+    pass_bytes : int
+        How much of the rows is formed at a time where they are not held.
+    seconds : float
+        A rough guess, good for comparing plans only.
     """
 
     projector: Projector
-    keep: bool
+    storage: Storage
     reason: str
     n_rows: int
     n_parameters: int
@@ -47,10 +75,18 @@ class Plan:
     peak_bytes: int
     operations: float
     memory_limit: int
+    pass_bytes: int
+    seconds: float
 
     def __str__(self) -> str:
         """Describe the plan in a few lines."""
-        rows = "held in memory" if self.keep else "formed again, block by block, in every sweep"
+        rows = {
+            "device": "held in memory",
+            "half": "held in half precision; the final residual is measured in full",
+            "host": "held in host memory, brought to the device block by block",
+            "form": "formed again, block by block, in every sweep",
+            "products": "never formed: products by JVP and VJP",
+        }[self.storage]
         return (
             f"{self.n_rows:,} rows over {self.n_parameters:,} parameters, {self.n_samples} samples\n"
             f"  projector  {self.projector}\n  because    {self.reason}\n  rows       {rows}\n"
@@ -59,56 +95,180 @@ class Plan:
         )
 
 
-def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2) -> Plan:
-    """Pick the projector that reaches the tolerance soonest within the memory limit, by a simple count of the work."""
-    r, p, s = rows.n_rows, rows.n_columns, n_samples
-    item = rows.dtype.itemsize
-    vectors = 6 * s * p * item  # noise, directions and what an iteration carries
-    kept = rows.kept_bytes()
-    room = memory_limit - vectors
-    if room <= 0:
+def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2, host_limit: int = 0) -> Plan:
+    """Pick the projector that reaches the tolerance soonest within the memory limit, by a count of the work.
+
+    Parameters
+    ----------
+    rows : Rows
+        The problem.
+    n_samples : int
+        Vectors to be projected together.
+    memory_limit, host_limit : int
+        Bytes that may be used on the device, and, where that is another place, of host memory.
+    rtol : float
+        The tolerance.
+    """
+    vectors = 8 * n_samples * rows.n_columns * rows.dtype.itemsize  # noise, directions, what an iteration carries
+    if vectors >= memory_limit:
         msg = (
-            f"{s} samples of {p:,} parameters alone need {vectors / 2**30:.2f} GiB, over the memory limit of "
-            f"{memory_limit / 2**30:.2f} GiB: take fewer samples or raise memory_limit."
+            f"{n_samples} samples of {rows.n_columns:,} parameters alone need {vectors / 2**30:.2f} GiB, over the "
+            f"memory limit of {memory_limit / 2**30:.2f} GiB: take fewer samples or raise memory_limit."
         )
         raise SettingsError(msg)
-
-    def plan(projector: Projector, why: str, extra: int, work: float) -> Plan:
-        keep = kept + extra <= room
-        needed = vectors + extra + (kept if keep else 0)
-        return Plan(projector, keep, why, r, p, s, needed, work + 4.0 * r * s * rows.product_cost(), memory_limit)
-
-    if r <= min(p - 1, _DIRECT_ROWS) and 32 * r * r <= room:
-        why = (
-            f"{r:,} rows are few: the eigenvectors of their Gram matrix are removed, leading ones first, "
-            "until the tolerance is met"
-        )
-        return plan(ExactDual(truncate=True, rtol=rtol), why, 32 * r * r, r * r * rows.gram_cost() / 2 + 9.0 * r**3)
-    if p <= min(r, _DIRECT_COLUMNS) and 32 * p * p <= room:
-        why = (
-            f"only {p:,} parameters and {r:,} rows: there may be no exact kernel, "
-            "so the eigenvectors of A⊤A are removed, leading ones first, until the tolerance is met"
-        )
-        return plan(ExactPrimal(truncate=True, rtol=rtol), why, 32 * p * p, 2.0 * r * p * p + 9.0 * p**3)
-    block = balanced_block_rows(rows, s)
-    while block > rows.granule and _sweep_bytes(rows, block) + (kept if kept <= 0.7 * room else 0) > room:
-        block = max(rows.granule, block // 2)
-    extra = _sweep_bytes(rows, block)
-    if extra > room:
+    plans = [
+        plan
+        for storage in _storages(rows, rtol, host_limit)
+        for plan in _Counter(rows, n_samples, memory_limit, rtol, storage, vectors).plans()
+        if plan.peak_bytes <= memory_limit
+    ]
+    if not plans:
+        least = min(plan.peak_bytes for plan in _Counter(rows, n_samples, memory_limit, rtol, "form", vectors).plans())
         msg = (
-            f"One block of {block} rows needs {extra / 2**30:.2f} GiB beside the samples, over the memory limit of "
-            f"{memory_limit / 2**30:.2f} GiB: raise memory_limit, or use projector=nb.projectors.Lanczos(rank=...)."
+            f"No block of the rows fits within the memory limit of {memory_limit / 2**30:.2f} GiB; the least that "
+            f"would do is {math.ceil(least / 2**20)} MiB: raise memory_limit, or use "
+            "projector=nb.projectors.Lanczos(rank=...)."
         )
         raise SettingsError(msg)
-    why = (
-        f"{r:,} rows and {p:,} parameters are too many for the direct methods: conjugate gradients over blocks of "
-        f"{block:,} rows"
-    )
-    work = r * block * rows.gram_cost() / 2 + r * block**2 / 3
-    return plan(Krylov(Alternating(block_rows=block), rtol=rtol), why, extra, work)
+    return min(plans, key=lambda plan: plan.seconds)
 
 
-def _sweep_bytes(rows: Rows, block: int) -> int:
-    """Return the bytes of all block factors, two more matrices while factoring, and entries of a block in passing."""
-    factors = (rows.n_rows * block + 2 * block * block) * 8
-    return factors + (0 if rows.kept_bytes() == 0 else block * rows.n_columns * rows.dtype.itemsize // 4)
+def _storages(rows: Rows, rtol: float, host_limit: int) -> list[Storage]:
+    """Return where the rows may be."""
+    if rows.kept_bytes() == 0:
+        return ["device"]
+    options: list[Storage] = ["device"]
+    if rows.dtype == torch.float32 and rtol >= _HALF_RTOL:
+        options.append("half")
+    if rows.device.type == "cuda" and rows.kept_bytes() <= host_limit:
+        options.append("host")
+    return [*options, "form", "products"]
+
+
+class _Counter:
+    """Counts bytes and operations of the ways to project, for one way to store the rows."""
+
+    def __init__(
+        self, rows: Rows, n_samples: int, memory_limit: int, rtol: float, storage: Storage, vectors: int
+    ) -> None:
+        self.rows, self.samples, self.limit, self.rtol = rows, n_samples, memory_limit, rtol
+        self.storage, self.vectors = storage, vectors
+        self.rates = _CPU
+        if rows.device.type == "cuda":
+            self.rates = _CUDA if double_is_fast(rows.device) else _CUDA_SINGLE
+        whole = rows.kept_bytes()
+        self.row_bytes = max(1, whole // rows.n_rows)
+        self.held = {"device": whole, "half": rows.kept_bytes(half=True) if storage == "half" else 0}.get(storage, 0)
+        self.entries = float(rows.n_rows) * rows.n_columns
+
+    def plans(self) -> list[Plan]:
+        """Return what could be done."""
+        r, p = self.rows.n_rows, self.rows.n_columns
+        if self.storage != "products":
+            direct = self._direct()
+            if direct:
+                return direct
+        plans = [self._blocks(n) for n in _GRANULES if n <= -(-r // self.rows.granule)]
+        if r > p and self.storage not in ("products", "half"):
+            plans.append(self._primal())
+        return plans
+
+    def _direct(self) -> list[Plan]:
+        """Return the truncated direct method, if the problem is small."""
+        r, p = self.rows.n_rows, self.rows.n_columns
+        if r <= min(p - 1, _DIRECT):
+            why = (
+                f"{r:,} rows are few: the eigenvectors of their Gram matrix are removed, leading ones first, "
+                "until the tolerance is met"
+            )
+            work = r * r * self.rows.gram_cost() / 2 + 9.0 * r**3
+            return [self._plan(ExactDual(truncate=True, rtol=self.rtol), why, 32 * r * r, work, sweeps=4.0)]
+        if p <= min(r, _DIRECT):
+            why = (
+                f"only {p:,} parameters and {r:,} rows: there may be no exact kernel, "
+                "so the eigenvectors of A⊤A are removed, leading ones first, until the tolerance is met"
+            )
+            work = 2.0 * self.rows.normal_cost() + 9.0 * p**3
+            return [self._plan(ExactPrimal(truncate=True, rtol=self.rtol), why, 48 * p * p, work, sweeps=2.0)]
+        return []
+
+    def _primal(self) -> Plan:
+        """Return conjugate gradients over all rows in one block, by their normal matrix."""
+        r, p = self.rows.n_rows, self.rows.n_columns
+        why = (
+            f"{r:,} rows are more than the {p:,} parameters, whose normal matrix fits in memory: it is factored once, "
+            "and a few steps of conjugate gradients follow"
+        )
+        work = self.rows.normal_cost() + p**3 / 3.0
+        solve = max(4.0 * p * p * self.samples / self.rates.double, 16.0 * p * p / self.rates.bandwidth)
+        projector = Krylov(Alternating(block_rows=r), rtol=self.rtol)
+        return self._plan(projector, why, 12 * p * p, work, sweeps=3.0, extra=3.0 * solve, double=True)
+
+    def _blocks(self, n: int) -> Plan:
+        """Return conjugate gradients over ``n`` blocks of rows."""
+        rows, granule = self.rows, self.rows.granule
+        r = rows.n_rows
+        block = min(r, -(-r // (n * granule)) * granule)
+        steps = 6.0 if n == 1 else 50.0 * n**0.5 * (1e-2 / self.rtol) ** 0.75
+        precision = torch.float32 if self.storage == "half" else gram_precision(rows, block)
+        double = precision == torch.float64
+        factors = r * block * precision.itemsize
+        panel = block * min(block, 2048) * precision.itemsize
+        rate = self.rates.narrow if self.storage == "half" else self.rates.double if double else self.rates.single
+        solid = self.rates.double if double else self.rates.single
+        gram, cholesky = r * block * rows.gram_cost() / 2, r * block**2 / 3.0
+        solves = max(4.0 * r * block * self.samples / solid, 2.0 * factors / self.rates.bandwidth)
+        what = "one block: the direct method, refined" if n == 1 else f"blocks of {block:,} rows"
+        why = f"{r:,} rows and {rows.n_columns:,} parameters are many for eigenvectors: conjugate gradients over {what}"
+        projector = Krylov(
+            Alternating(block_rows=block, gram_dtype=precision if self.storage == "half" else None),
+            rtol=self.rtol,
+            max_sweeps=max(500, int(4 * steps)),
+        )
+        return self._plan(
+            projector, why, factors + panel, gram + cholesky, sweeps=steps, block=block,
+            extra=steps * solves + gram / rate + cholesky / solid - (gram + cholesky) / self.rates.single,
+        )  # fmt: skip
+
+    def _plan(
+        self,
+        projector: Projector,
+        why: str,
+        matrices: int,
+        work: float,
+        *,
+        sweeps: float,
+        block: int | None = None,
+        extra: float = 0.0,
+        double: bool = False,
+    ) -> Plan:
+        """Complete a plan: ``matrices`` bytes beside the rows, ``work`` to prepare, ``extra`` seconds of their own."""
+        rows, rates = self.rows, self.rates
+        block = block or rows.n_rows
+        products = 4.0 * rows.n_rows * self.samples * rows.product_cost()
+        need = self.vectors + matrices + self.held
+        passing = 0
+        sweep = max(2.0 * products / rates.single, 2.0 * self.held / rates.bandwidth)
+        forming = self.entries / rates.formed
+        seconds = work / (rates.double if double else rates.single) + extra + forming
+        if self.storage == "half":
+            sweep *= 2.0
+            seconds += forming  # the final residual
+        elif self.storage == "host":
+            passing = block * self.row_bytes
+            sweep += rows.kept_bytes() / rates.transfer
+        elif self.storage == "form":
+            room = max(self.row_bytes * rows.granule, (self.limit - need) // 3)
+            passing = min(block * self.row_bytes, room)
+            parts = -(-block * self.row_bytes // passing)
+            sweep += forming * (1.2 if parts == 1 else 2.2)
+            seconds += forming * max(0.0, (parts - 1) / 2)
+            passing += passing  # what is formed, and what it is formed from
+        elif self.storage == "products":
+            sweep += 4.0 * forming * self.samples
+            seconds += forming * 2.0 * block
+        seconds += sweep * sweeps
+        return Plan(
+            projector, self.storage, why, rows.n_rows, rows.n_columns, self.samples, int(need + passing),
+            work + products, self.limit, max(1, passing // 2), seconds,
+        )  # fmt: skip

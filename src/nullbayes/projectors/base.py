@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -161,19 +161,21 @@ def conclude(
     rank: int | None = None,
     precision: torch.dtype,
     cutoff: float | None = None,
-    norms: tuple[Tensor, Tensor] | None = None,
+    norms: Sequence[Tensor] | None = None,
     typical: float = 0.0,
     callback: Callback | None = None,
 ) -> Projection:
     """Measure the residual, judge it by the one stopping sentence, warn where it fails, and pack the result.
 
-    ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway; ``typical`` as in :func:`targets`;
-    ``callback`` for a method that has not called it yet.
+    ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway, if the rows are no approximation;
+    ``typical`` as in :func:`targets`; ``callback`` for a method that has not called it yet.
     """
     if not torch.isfinite(directions).all():
         msg = "The projection produced NaN or Inf: look for extreme values in the rows."
         raise NullBayesError(msg)
-    after, before = norms if norms is not None else (rows.norms(directions), rows.norms(noise))
+    if norms is None or rows.reference is not rows:
+        norms = rows.reference.norms(torch.cat([directions, noise])).split(len(noise))
+    after, before = norms
     converged = after <= targets(projector, rows, noise, before, typical)
     name = type(projector).__name__
     if rank is not None:

@@ -65,9 +65,13 @@ class ExactDual(Projector):
     def prepare(self, rows: Rows) -> DualState:
         """Form and factor the Gram matrix."""
         cutoff = relative_cutoff(rows.n_rows, rows.dtype) if self.cutoff is None else self.cutoff
-        gram = rows.block(0, rows.n_rows).gram(torch.float64)
+
+        def form() -> Tensor:
+            return rows.block(0, rows.n_rows).gram(torch.float64)
+
         if not self.truncate:
-            return DualState(rows, factor_exact(gram, cutoff), cutoff)
+            return DualState(rows, factor_exact(form, cutoff), cutoff)
+        gram = form()
         typical = float(gram.trace().sqrt())
         return DualState(rows, factor_truncated(gram, self.rtol, cutoff), cutoff, typical)
 

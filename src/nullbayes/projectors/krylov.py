@@ -1,9 +1,12 @@
-r"""Krylov: conjugate gradients on :math:`I - Q`, where :math:`Q` is one forward and one backward sweep.
+r"""Krylov: conjugate gradients on the sum of the block steps.
 
-With symmetric block steps :math:`T_b`, the product :math:`Q = T_1 \cdots T_B \cdots T_1` is symmetric, positive
-semi-definite, and its fixed points are exactly the kernel (Björck and Elfving 1979). Solving
-:math:`(I - Q)\,x = (I - Q)\,\varepsilon` from :math:`x = 0` stays in the row space, so that
-:math:`v = \varepsilon - x` tends to the projection; the residual of the system is :math:`(I - Q)\,v`.
+The sum :math:`G = \sum_b T_b` of what the steps of all blocks take away is symmetric, positive semi-definite, and
+vanishes exactly on the common kernel (the parallel form of alternating projections: Cimmino 1938, Gordon and Gordon
+2010). Solving :math:`G x = G \varepsilon` from :math:`x = 0` stays in the row space, so that
+:math:`v = \varepsilon - x` tends to the projection; the residual of the system is :math:`G v`. Measured against the
+symmetric product of a forward and a backward sweep (Björck and Elfving 1979), a step costs half as much and somewhat
+more are needed: on rows of image networks the sum wins by a tenth to a quarter, and its blocks can be worked on in any
+order, or at the same time.
 """
 
 from __future__ import annotations
@@ -36,13 +39,13 @@ _RENEW_EVERY = 20
 class Krylov(Projector):
     """Accelerate alternating projections by conjugate gradients.
 
-    Cost: that of ``Alternating`` to prepare; a step is one forward and one backward sweep (counted as two sweeps), and
-    far fewer are needed; three more vectors a sample. With a single block it is the direct method with refinement.
+    Cost: that of ``Alternating`` to prepare; a step is one sweep, and far fewer are needed; three more vectors a
+    sample. With a single block it is the direct method with refinement.
 
     Parameters
     ----------
     alternating : Alternating
-        Whose blocks and factors to use; its own tolerance and limit are not used.
+        Whose blocks, factors and coarse space to use; its own tolerance and limit are not used.
     rtol, atol, max_sweeps
         The stopping sentence, and how long to try.
     """
@@ -50,7 +53,7 @@ class Krylov(Projector):
     alternating: Alternating = field(default_factory=Alternating)
     rtol: float = 1e-2
     atol: float = 0.0
-    max_sweeps: int = 200
+    max_sweeps: int = 500
 
     def __post_init__(self) -> None:
         check_tolerance(self.rtol, self.atol)
@@ -58,19 +61,14 @@ class Krylov(Projector):
 
     def prepare(self, rows: Rows) -> SweepState:
         """Cut the rows into blocks and factor the Gram matrix of each."""
-        return self.alternating.prepare(rows)
+        return self.alternating.prepare_for(rows, self.rtol)
 
     def apply(self, state: SweepState, noise: Tensor, *, callback: Callback | None = None) -> Projection:
         """Project each row of ``noise`` (S, P)."""
         rows = state.rows
         noise = check_noise(rows, noise)
         before = rows.norms(noise)
-        n_blocks = len(state.cuts)
-        # the last block stands in the middle once: its step is positive semi-definite, so Q stays so too
-        order = [*range(n_blocks), *reversed(range(n_blocks - 1))]
-
-        def gap(vectors: Tensor) -> Tensor:
-            return state.removed(vectors, order)
+        gap = state.all_at_once
 
         def step(carry: Carry, k: int) -> Carry:
             v, search, gradient, mark = carry
@@ -93,7 +91,7 @@ class Krylov(Projector):
         gradient = gap(noise)
         directions, after, sweeps, outcome = iterate(
             self, rows, (noise, gradient, gradient, gradient.square().sum(1)), before, step,
-            sweeps_per_step=2 if n_blocks > 1 else 1, max_sweeps=self.max_sweeps, callback=callback,
+            sweeps_per_step=1, max_sweeps=self.max_sweeps, callback=callback,
         )  # fmt: skip
         return conclude(
             self, rows, noise, directions, sweeps=sweeps, failure=outcome,

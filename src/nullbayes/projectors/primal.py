@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
 from nullbayes.linalg.spectral import leading, relative_cutoff
 from nullbayes.projectors.base import (
@@ -61,22 +62,19 @@ class ExactPrimal(Projector):
 
     def prepare(self, rows: Rows) -> PrimalState:
         """Form the matrix and find its eigenvectors."""
-        p = rows.n_columns
-        scaled, plain = (torch.zeros(p, p, dtype=torch.float64, device=rows.device) for _ in range(2))
-        for _, block in rows.blocks(rows.walk_rows):
-            entries = block.dense().double()
-            lengths = entries.norm(dim=1, keepdim=True)
-            if self.truncate:
-                plain.addmm_(entries.T, entries)
-            entries = entries / torch.where(lengths > 0, lengths, 1.0)  # the kernel does not depend on it, the cut does
-            scaled.addmm_(entries.T, entries)
+        p, lengths = rows.n_columns, rows.lengths()
+        scale = torch.where(lengths > 0, 1.0 / lengths.clamp_min(torch.finfo(lengths.dtype).tiny), 0.0)
+        scaled = normal_matrix(rows, scale)  # the kernel does not depend on the lengths, the cut does
         eigenvalues, vectors = torch.linalg.eigh(scaled)
         eigenvalues = eigenvalues.clamp_min(0.0)
         cut = relative_cutoff(p, rows.dtype) if self.cutoff is None else self.cutoff
         stay = int((eigenvalues <= cut * eigenvalues[-1]).sum())
+        typical = 0.0
         if self.truncate:
+            plain = normal_matrix(rows)
             stay = max(stay, leading(eigenvalues, ((plain @ vectors) * vectors).sum(0).clamp_min(0.0), self.rtol))
-        return PrimalState(rows, vectors[:, stay:].to(rows.dtype).contiguous(), cut, float(plain.trace().sqrt()))
+            typical = float(plain.trace().sqrt())
+        return PrimalState(rows, vectors[:, stay:].to(rows.dtype).contiguous(), cut, typical)
 
     def apply(self, state: PrimalState, noise: Tensor, *, callback: Callback | None = None) -> Projection:
         """Project each row of ``noise`` (S, P)."""

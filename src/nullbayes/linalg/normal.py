@@ -1,0 +1,114 @@
+r"""The normal matrix :math:`A^\top D^{-2} A` of rows, and a Cholesky factor in the place of a matrix.
+
+Where rows are outer products :math:`g_{no} \otimes a_n`, the sum over the outputs is taken first: with
+:math:`M_n = \sum_o g_{no} g_{no}^\top`, a tile of the normal matrix is :math:`\sum_n M_n \otimes a_n a_n^\top`, one
+matrix product over the examples instead of one over the rows. For two factors of the same layer both sides are
+symmetric, and a quarter of the products is left.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nullbayes.linalg.pieces import Factors
+from nullbayes.linalg.rows import Rows
+
+_TEMPORARY_BYTES = {"cpu": 2**28, "cuda": 2**31}  # of the products of one chunk of examples
+_PANEL = 2048  # columns of a Cholesky factor computed at a time
+
+
+def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) -> (P, P)
+    """Return ``A.T @ diag(scale)² @ A``, in float64."""
+    result = torch.zeros(rows.n_columns, rows.n_columns, dtype=torch.float64, device=rows.device)
+    for where, block in rows.blocks(rows.normal_rows):
+        factors = block.factors()
+        outputs = factors[0].gradients.shape[1]
+        weights = None if scale is None else scale[where].view(-1, outputs)
+        for i, left in enumerate(factors):
+            for right in factors[: i + 1]:
+                _add_tile(left, right, weights, result)
+    for start in range(0, rows.n_columns, _PANEL):  # only the lower triangle was summed
+        stop = min(rows.n_columns, start + _PANEL)
+        corner = result[start:stop, start:stop].tril()
+        result[start:stop, start:stop] = corner + corner.tril(-1).T
+        result[start:stop, stop:] = result[stop:, start:stop].T
+    return result
+
+
+def _add_tile(left: Factors, right: Factors, weights: Tensor | None, result: Tensor) -> None:
+    """Add what two factors have in common to the tile of their columns, the lower one."""
+    if left.column < right.column:
+        left, right = right, left
+    n, _, q = left.gradients.shape
+    s = right.gradients.shape[2]
+    r, t = (1 if f.activations is None else f.activations.shape[1] for f in (left, right))
+    tile = result[left.column : left.column + q * r, right.column : right.column + s * t]
+    same = left.column == right.column and r > 1
+    pairs = [torch.tril_indices(size, size, device=result.device) for size in (q, r)] if same else []
+    total: Tensor | None = None
+    width = 8 * (2 * q * s + 2 * r * t)  # bytes an example
+    step = max(1, min(n, _TEMPORARY_BYTES.get(result.device.type, 2**28) // width))
+    for start in range(0, n, step):
+        part = slice(start, start + step)
+        g, h = (f.gradients[part].to(result.dtype) for f in (left, right))
+        if weights is not None:
+            g, h = (x * weights[part, :, None].to(result.dtype) for x in (g, h))
+        if r == t == 1:
+            tile.addmm_(g.reshape(-1, q).T, h.reshape(-1, s))
+            continue
+        a, b = (_activations(f, part, result.dtype) for f in (left, right))
+        products = g.mT @ h  # (n, q, s)
+        if same:
+            (i, j), (k, l) = pairs
+            gradients, activations = products[:, i, j], a[:, k] * a[:, l]
+        else:
+            gradients, activations = products.flatten(1), (a[:, :, None] * b[:, None, :]).flatten(1)
+        total = gradients.T @ activations if total is None else total.addmm_(gradients.T, activations)
+    if total is None:
+        return
+    if not same:
+        tile.view(q, r, s, t).add_(total.view(q, s, r, t).transpose(1, 2))
+        return
+    gradient_place, activation_place = (_places(pair, size) for pair, size in zip(pairs, (q, r), strict=True))
+    for row in range(q):  # only so many at a time: the tile itself may be most of the memory
+        entries = total[gradient_place[row]][:, activation_place.flatten()].view(q, r, r)
+        tile[row * r : (row + 1) * r].view(r, q, r).add_(entries.transpose(0, 1))
+
+
+def _activations(factors: Factors, part: slice, dtype: torch.dtype) -> Tensor:  # (n, r)
+    if factors.activations is None:
+        return factors.gradients.new_ones(len(factors.gradients[part]), 1, dtype=dtype)
+    return factors.activations[part].to(dtype)
+
+
+def _places(pair: Tensor, size: int) -> Tensor:  # (2, size (size + 1) / 2) -> (size, size)
+    """Return where each entry of a symmetric matrix lies among its packed lower triangle."""
+    places = torch.empty(size, size, dtype=torch.int64, device=pair.device)
+    order = torch.arange(pair.shape[1], device=pair.device)
+    places[pair[0], pair[1]] = order
+    places[pair[1], pair[0]] = order
+    return places
+
+
+def cholesky_(matrix: Tensor) -> bool:
+    """Overwrite a symmetric matrix by its Cholesky factor; what lies above the diagonal then means nothing.
+
+    A panel at a time, so that no second matrix is needed, and only the lower triangle is read. Returns False, with the
+    matrix spoiled, if it is not positive definite in its own precision.
+    """
+    n = len(matrix)
+    for start in range(0, n, _PANEL):
+        stop = min(n, start + _PANEL)
+        corner, info = torch.linalg.cholesky_ex(matrix[start:stop, start:stop])
+        if int(info) != 0:
+            return False
+        matrix[start:stop, start:stop] = corner
+        if stop == n:
+            break
+        below = matrix[stop:, start:stop]
+        below.copy_(torch.linalg.solve_triangular(corner.mT, below, upper=True, left=False))
+        for left in range(stop, n, 4 * _PANEL):  # the lower trapezoids of what is left
+            right = min(n, left + 4 * _PANEL)
+            matrix[left:, left:right].addmm_(matrix[left:, start:stop], matrix[left:right, start:stop].mT, alpha=-1.0)
+    return True

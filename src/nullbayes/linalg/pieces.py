@@ -1,0 +1,313 @@
+r"""Pieces of rows: entries for some columns, outer products for others.
+
+The row of a linear layer with one position an example is an outer product :math:`g_{no} a_n^\top` of an output gradient
+and an activation. Held as the two factors it takes :math:`\text{in} + O \cdot \text{out}` numbers an example instead
+of :math:`O \cdot \text{in} \cdot \text{out}`, products cost a factor :math:`O` less, and a Gram matrix is an entrywise
+product of two small ones. No network is known here: a piece is algebra on a range of columns.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from nullbayes.precision import tensor_float32
+
+_CAST_ENTRIES = 2**26  # entries of half precision that are widened at a time
+
+
+class Factors(NamedTuple):
+    """Rows ``n * O + o`` over some columns as ``gradients[n, o] ⊗ activations[n]``; None stands for a single one."""
+
+    gradients: Tensor  # (n, O, q)
+    activations: Tensor | None  # (n, r)
+    column: int  # the first of q * r
+
+
+class Piece(ABC):
+    """The rows, restricted to some columns."""
+
+    @abstractmethod
+    def take(self, rows: slice) -> Piece:
+        """Return a view of some rows."""
+
+    @abstractmethod
+    def add_mv(self, vectors: Tensor, result: Tensor) -> None:  # (S, P), (S, m)
+        """Add this piece's share of the product to ``result``."""
+
+    @abstractmethod
+    def put_rmv(self, vectors: Tensor, result: Tensor) -> None:  # (S, m), (S, P)
+        """Write this piece's columns of the transposed product into ``result``."""
+
+    @abstractmethod
+    def put_dense(self, result: Tensor) -> None:  # (m, P)
+        """Write this piece's entries into ``result``."""
+
+    @abstractmethod
+    def cross(self, other: Self, dtype: torch.dtype) -> Tensor:  # (m, m')
+        """Return this piece's rows times those of another of the same kind and columns: a tile of a Gram matrix."""
+
+    @abstractmethod
+    def factors(self, granule: int) -> list[Factors]:
+        """Return the piece as products of gradients and activations, ``granule`` rows an example."""
+
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return what is held."""
+
+    @abstractmethod
+    def of(self, tensors: tuple[Tensor, ...]) -> Piece:
+        """Return a piece of the same kind and columns that holds other tensors."""
+
+    @abstractmethod
+    def sizes(self, n_rows: int) -> list[tuple[int, ...]]:
+        """Return the shapes of what a piece of this kind holds for ``n_rows`` rows."""
+
+    @abstractmethod
+    def costs(self) -> tuple[float, float]:
+        """Return the operations behind a Gram entry, and behind a row times a vector."""
+
+    def allocate(self, n_rows: int, device: torch.device) -> Piece:
+        """Return a piece of the same kind for ``n_rows`` rows, not filled yet; pinned, if it is for a GPU's use."""
+
+        def empty(size: tuple[int, ...], like: Tensor) -> Tensor:
+            pinned = like.device.type == "cuda" and device.type == "cpu"
+            return torch.empty(size, dtype=like.dtype, device=device, pin_memory=pinned)
+
+        return self.of(tuple(empty(size, t) for size, t in zip(self.sizes(n_rows), self.tensors(), strict=True)))
+
+    def fill(self, other: Piece) -> None:
+        """Copy the rows of another piece of the same kind and size into this one."""
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            mine.copy_(theirs)
+
+    def to(self, device: torch.device) -> Piece:
+        """Return the piece on a device; itself if it lies there."""
+        return self.of(tuple(tensor.to(device, non_blocking=True) for tensor in self.tensors()))
+
+    def halved(self) -> Piece:
+        """Return the piece in half the memory and at least ten bits, if it is large enough to matter."""
+        return self
+
+    def n_bytes(self) -> int:
+        """Return the bytes that are held."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
+
+
+@dataclass(frozen=True)
+class DensePiece(Piece):
+    """Entries of consecutive columns."""
+
+    matrix: Tensor  # (m, c)
+    column: int  # the first
+
+    def take(self, rows: slice) -> Piece:
+        """Return a view of some rows."""
+        return DensePiece(self.matrix[rows], self.column)
+
+    def add_mv(self, vectors: Tensor, result: Tensor) -> None:
+        """Add ``vectors @ B.T``."""
+        result.addmm_(vectors[:, _columns(self)], self.matrix.T)
+
+    def put_rmv(self, vectors: Tensor, result: Tensor) -> None:
+        """Write ``vectors @ B``."""
+        result[:, _columns(self)] = vectors @ self.matrix
+
+    def put_dense(self, result: Tensor) -> None:
+        """Write the entries."""
+        result[:, _columns(self)] = self.matrix
+
+    def cross(self, other: Self, dtype: torch.dtype) -> Tensor:
+        """Return ``B @ other.T``."""
+        return self.matrix.to(dtype) @ other.matrix.to(dtype).T
+
+    def factors(self, granule: int) -> list[Factors]:
+        """Return the entries, example by example."""
+        return [Factors(self.matrix.view(-1, granule, self.matrix.shape[1]), None, self.column)]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the entries."""
+        return (self.matrix,)
+
+    def of(self, tensors: tuple[Tensor, ...]) -> Piece:
+        """Return the same columns with other entries."""
+        return DensePiece(tensors[0], self.column)
+
+    def sizes(self, n_rows: int) -> list[tuple[int, ...]]:
+        """Return the shape of the entries."""
+        return [(n_rows, self.matrix.shape[1])]
+
+    def halved(self) -> Piece:
+        """Return the entries in float16, each row scaled by a power of two."""
+        largest = self.matrix.abs().amax(1, keepdim=True).float()
+        scale = torch.exp2(torch.frexp(largest)[1].float() - 8.0)  # entries up to 256: small ones keep their bits
+        return HalfPiece((self.matrix / scale).half(), torch.where(largest > 0, scale, 1.0), self.column)
+
+    def costs(self) -> tuple[float, float]:
+        """Return two operations a column."""
+        return 2.0 * self.matrix.shape[1], 2.0 * self.matrix.shape[1]
+
+
+@dataclass(frozen=True)
+class HalfPiece(Piece):
+    """Entries in float16, with a scale a row; products widen them, some rows at a time, and lose nothing more."""
+
+    matrix: Tensor  # (m, c) float16
+    scale: Tensor  # (m, 1) float32, powers of two
+    column: int
+
+    def take(self, rows: slice) -> Piece:
+        """Return a view of some rows."""
+        return HalfPiece(self.matrix[rows], self.scale[rows], self.column)
+
+    def _chunks(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
+        step = max(1, _CAST_ENTRIES // self.matrix.shape[1])
+        for start in range(0, len(self.matrix), step):
+            rows = slice(start, start + step)
+            yield rows, self.matrix[rows].to(dtype)
+
+    def add_mv(self, vectors: Tensor, result: Tensor) -> None:
+        """Add ``vectors @ B.T``."""
+        inside = vectors[:, _columns(self)]
+        for rows, entries in self._chunks(vectors.dtype):
+            result[:, rows] += (inside @ entries.T) * self.scale[rows, 0]
+
+    def put_rmv(self, vectors: Tensor, result: Tensor) -> None:
+        """Write ``vectors @ B``."""
+        inside = result[:, _columns(self)]
+        inside.zero_()
+        for rows, entries in self._chunks(vectors.dtype):
+            inside += (vectors[:, rows] * self.scale[rows, 0]) @ entries
+
+    def put_dense(self, result: Tensor) -> None:
+        """Write the entries."""
+        for rows, entries in self._chunks(result.dtype):
+            result[rows, _columns(self)] = entries * self.scale[rows]
+
+    def cross(self, other: Self, dtype: torch.dtype) -> Tensor:
+        """Return ``B @ other.T``; ten bits pass through TF32 products unchanged."""
+        with tensor_float32():
+            tile = self.matrix.to(dtype) @ other.matrix.to(dtype).T
+        return tile.mul_(self.scale).mul_(other.scale.T)
+
+    def factors(self, granule: int) -> list[Factors]:
+        """Return the entries, widened."""
+        entries = self.matrix.float() * self.scale
+        return [Factors(entries.view(-1, granule, entries.shape[1]), None, self.column)]
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the entries and their scales."""
+        return self.matrix, self.scale
+
+    def of(self, tensors: tuple[Tensor, ...]) -> Piece:
+        """Return the same columns with other entries."""
+        return HalfPiece(tensors[0], tensors[1], self.column)
+
+    def sizes(self, n_rows: int) -> list[tuple[int, ...]]:
+        """Return the shapes of entries and scales."""
+        return [(n_rows, self.matrix.shape[1]), (n_rows, 1)]
+
+    def costs(self) -> tuple[float, float]:
+        """Return two operations a column."""
+        return 2.0 * self.matrix.shape[1], 2.0 * self.matrix.shape[1]
+
+
+def _columns(piece: DensePiece | HalfPiece) -> slice:
+    return slice(piece.column, piece.column + piece.matrix.shape[1])
+
+
+@dataclass(frozen=True)
+class OuterPiece(Piece):
+    """Rows ``n * O + o`` that are outer products of ``gradients[n, o]`` and ``activations[n]``, weight and bias."""
+
+    activations: Tensor  # (n, in)
+    gradients: Tensor  # (n, O, out)
+    weight: int | None  # first column of the (out, in) weight
+    bias: int | None  # first column of the (out,) bias
+
+    def take(self, rows: slice) -> Piece:
+        """Return a view of the rows of whole examples."""
+        outputs = self.gradients.shape[1]
+        examples = slice(rows.start // outputs, rows.stop // outputs)
+        return self.of((self.activations[examples], self.gradients[examples]))
+
+    def add_mv(self, vectors: Tensor, result: Tensor) -> None:
+        """Push the activations through each sample's layer, then along the gradients."""
+        n, _, out = self.gradients.shape
+        fan_in, samples = self.activations.shape[1], len(vectors)
+        layer = vectors.new_zeros(n, samples, out)
+        if self.weight is not None:
+            weights = vectors[:, self.weight : self.weight + out * fan_in].reshape(samples * out, fan_in)
+            layer = (self.activations @ weights.T).view(n, samples, out)
+        if self.bias is not None:
+            layer = layer + vectors[:, self.bias : self.bias + out]
+        result += (layer @ self.gradients.mT).transpose(0, 1).reshape(samples, -1)
+
+    def put_rmv(self, vectors: Tensor, result: Tensor) -> None:
+        """Pull each sample's row weights back along the gradients, then onto the activations."""
+        n, outputs, out = self.gradients.shape
+        samples = len(vectors)
+        layer = vectors.reshape(samples, n, outputs).transpose(0, 1) @ self.gradients  # (n, S, out)
+        if self.weight is not None:
+            weights = layer.reshape(n, samples * out).T @ self.activations
+            result[:, self.weight : self.weight + out * self.activations.shape[1]] = weights.view(samples, -1)
+        if self.bias is not None:
+            result[:, self.bias : self.bias + out] = layer.sum(0)
+
+    def put_dense(self, result: Tensor) -> None:
+        """Write the outer products."""
+        n, outputs, out = self.gradients.shape
+        if self.weight is not None:
+            entries = self.gradients[..., None] * self.activations[:, None, None, :]
+            result[:, self.weight : self.weight + out * self.activations.shape[1]] = entries.reshape(n * outputs, -1)
+        if self.bias is not None:
+            result[:, self.bias : self.bias + out] = self.gradients.reshape(n * outputs, out)
+
+    def cross(self, other: Self, dtype: torch.dtype) -> Tensor:
+        """Return the products of activations times the products of gradients, entry by entry."""
+        (n, outputs, out), m = self.gradients.shape, len(other.gradients)
+        similar = self.gradients.reshape(-1, out).to(dtype) @ other.gradients.reshape(-1, out).to(dtype).T
+        inner = similar.new_full((n, m), 0.0 if self.bias is None else 1.0)
+        if self.weight is not None:
+            inner.addmm_(self.activations.to(dtype), other.activations.to(dtype).T)
+        return similar.view(n, outputs, m, outputs).mul_(inner[:, None, :, None]).view(n * outputs, m * outputs)
+
+    def factors(self, granule: int) -> list[Factors]:
+        """Return the factors of the weight, and the gradients for the bias."""
+        weight = [] if self.weight is None else [Factors(self.gradients, self.activations, self.weight)]
+        return weight + ([] if self.bias is None else [Factors(self.gradients, None, self.bias)])
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return the factors."""
+        return self.activations, self.gradients
+
+    def of(self, tensors: tuple[Tensor, ...]) -> Piece:
+        """Return the same columns with other factors."""
+        return OuterPiece(tensors[0], tensors[1], self.weight, self.bias)
+
+    def sizes(self, n_rows: int) -> list[tuple[int, ...]]:
+        """Return the shapes of the factors for the rows of whole examples."""
+        n = n_rows // self.gradients.shape[1]
+        return [(n, *tensor.shape[1:]) for tensor in self.tensors()]
+
+    def costs(self) -> tuple[float, float]:
+        """Return the operations behind a Gram entry, and behind a row times a vector."""
+        _, outputs, out = self.gradients.shape
+        fan_in = self.activations.shape[1]
+        return 2.0 * out + 2.0 * fan_in / outputs**2 + 2.0, 2.0 * out * (fan_in / outputs + 1.0)
+
+
+def normal_cost(factors: Sequence[Factors]) -> float:
+    """Return the floating-point operations that one example adds to the normal matrix."""
+    total = 0.0
+    for i, left in enumerate(factors):
+        for j, right in enumerate(factors[: i + 1]):
+            (_, outputs, q), s = left.gradients.shape, right.gradients.shape[2]
+            r, t = (1 if f.activations is None else f.activations.shape[1] for f in (left, right))
+            total += 2.0 * outputs * q * s + (0.0 if r == t == 1 else 2.0 * q * s * r * t / (4.0 if i == j else 1.0))
+    return total

@@ -1,0 +1,105 @@
+r"""What a sweep consists of: steps that each take something away from vectors, never from the common kernel.
+
+The step of a block :math:`B` with row lengths :math:`D` is :math:`v \mapsto B^\top (B B^\top + \delta D^2)^{-1} B v`, a
+symmetric map with eigenvalues in [0, 1) that vanishes exactly on the kernel of :math:`B`, for any :math:`\delta > 0`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nullbayes.linalg.normal import normal_matrix
+from nullbayes.linalg.rows import Block, Rows
+from nullbayes.linalg.spectral import GramFactor, NormalFactor, factor_normal, factor_shifted
+
+_LOW_PRECISION_ROWS = 1_000  # from here on float32 factors of float32 rows pay where float64 is slow
+_FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}  # CUDA capabilities with float64 at full speed
+
+
+class Step(ABC):
+    """One step of a sweep."""
+
+    precision: torch.dtype
+
+    @abstractmethod
+    def removed(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
+        """Return what the step takes away; it has no part in the kernel."""
+
+
+@dataclass(frozen=True)
+class DualStep(Step):
+    """The step of a block with fewer rows than columns: by the factor of its Gram matrix."""
+
+    block: Callable[[], Block]
+    factor: GramFactor
+
+    @property
+    def precision(self) -> torch.dtype:  # type: ignore[override]
+        """In which the factor was computed."""
+        return self.factor.scale.dtype
+
+    def removed(self, vectors: Tensor) -> Tensor:
+        """Return ``B.T (B B.T + δ D²)⁻¹ B v``."""
+        block = self.block()
+        return block.rmv(self.factor.solve(block.mv(vectors)))
+
+
+@dataclass(frozen=True)
+class PrimalStep(Step):
+    """The step of all rows, when they are more than the columns: by the factor of their normal matrix."""
+
+    factor: NormalFactor
+    precision: torch.dtype = torch.float64
+
+    def removed(self, vectors: Tensor) -> Tensor:
+        """Return the same by the identity of Woodbury, without a look at the rows."""
+        return self.factor.removed(vectors)
+
+
+def dual_step(rows: Rows, start: int, stop: int, *, precision: torch.dtype | None, shift: float) -> DualStep:
+    """Factor the Gram matrix of a block, in float64 if a lower precision makes its step overshoot."""
+    chosen = precision or gram_precision(rows, stop - start)
+
+    def block() -> Block:
+        return rows.block(start, stop)
+
+    step = DualStep(block, factor_shifted(lambda: block().gram(chosen), rows.dtype, shift))
+    if chosen != torch.float64 and _overshoots(step, rows):
+        step = DualStep(block, factor_shifted(lambda: block().gram(torch.float64), rows.dtype, shift))
+    return step
+
+
+def primal_step(rows: Rows, *, shift: float) -> PrimalStep:
+    """Sum and factor the normal matrix of all rows, each scaled to unit length."""
+    lengths = rows.lengths()
+    scale = torch.where(lengths > 0, 1.0 / lengths.clamp_min(torch.finfo(lengths.dtype).tiny), 0.0)
+    return PrimalStep(factor_normal(lambda: normal_matrix(rows, scale), rows.dtype, shift))
+
+
+def gram_precision(rows: Rows, size: int) -> torch.dtype:
+    """Return the precision of a Gram matrix: float64 where it is cheap, or where the rows have it."""
+    cheap = size <= _LOW_PRECISION_ROWS or double_is_fast(rows.device)
+    return torch.float64 if cheap or rows.dtype == torch.float64 else torch.float32
+
+
+def double_is_fast(device: torch.device) -> bool:
+    """Return whether float64 runs about as fast as float32 there."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) in _FAST_DOUBLE
+
+
+def _overshoots(step: DualStep, rows: Rows) -> bool:
+    """Return whether the step takes away more than there is: an eigenvalue above 1, found by the power method."""
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    n = len(step.factor.scale)
+    start = torch.randn(4, n, generator=generator, device="cpu").to(rows.device, rows.dtype)
+    vectors = step.block().rmv(step.factor.solve(start))
+    size = 0.0
+    for _ in range(10):
+        vectors = step.removed(vectors / vectors.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny))
+        size = float(vectors.norm(dim=1).max())
+    return size > 1.01
