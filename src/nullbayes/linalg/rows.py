@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
+from nullbayes.precision import full_precision
 
 _GRAM_CHUNK = 1000  # rows of a Gram matrix formed at a time: large enough for full speed, small beside the matrix
 
@@ -104,10 +105,12 @@ class Rows(ABC):
         """Rows to hold at a time when they are only passed through."""
         return max(self.granule, min(4096, self.n_rows))
 
+    @full_precision()
     def mv(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, R)
         """Multiply: ``vectors @ A.T``."""
         return torch.cat([block.mv(vectors) for _, block in self.blocks(self.walk_rows)], dim=1)
 
+    @full_precision()
     def rmv(self, vectors: Tensor) -> Tensor:  # (S, R) -> (S, P)
         """Multiply with the transpose: ``vectors @ A``."""
         result = vectors.new_zeros(len(vectors), self.n_columns)
@@ -115,6 +118,7 @@ class Rows(ABC):
             result += block.rmv(vectors[:, where])
         return result
 
+    @full_precision()
     def norms(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S,)
         r"""Return :math:`\|A v\|` for each vector, summed in float64."""
         total = torch.zeros(len(vectors), dtype=torch.float64, device=vectors.device)
@@ -126,10 +130,11 @@ class Rows(ABC):
         """Return the Frobenius norm of the matrix, estimated once from a few Gaussian vectors."""
         if self._frobenius is None:
             generator = torch.Generator().manual_seed(0x6E756C6C)  # no seed that a user's noise is likely to have
-            probes = torch.randn(4, self.n_columns, generator=generator, dtype=torch.float64)
+            probes = torch.randn(4, self.n_columns, generator=generator, dtype=torch.float64, device="cpu")
             self._frobenius = float(self.norms(probes.to(self.device, self.dtype)).square().mean().sqrt())
         return self._frobenius
 
+    @full_precision()
     def dense(self) -> Tensor:  # (R, P)
         """Return all entries."""
         return torch.cat([block.dense() for _, block in self.blocks(self.walk_rows)])

@@ -130,7 +130,7 @@ def _factor(block: Block, rows_dtype: torch.dtype, precision: torch.dtype) -> Gr
 def _largest_step(block: Block, factor: GramFactor, dtype: torch.dtype) -> float:
     """Return the largest eigenvalue of what a block step removes, by the power method; in exact arithmetic below 1."""
     generator = torch.Generator().manual_seed(0)
-    vectors = torch.randn(4, block.n_rows, generator=generator).to(factor.scale.device, dtype)
+    vectors = torch.randn(4, block.n_rows, generator=generator, device="cpu").to(factor.scale.device, dtype)
     size = 0.0
     for _ in range(20):
         vectors = block.mv(block.rmv(factor.solve(vectors / vectors.norm(dim=1, keepdim=True))))
