@@ -50,10 +50,10 @@ def load_digits() -> Digits:
     from sklearn.datasets import load_digits as bunch
 
     data = bunch()
-    x = torch.tensor(data.images, dtype=torch.float32)[:, None] / 16
-    y = torch.tensor(data.target)
+    x = torch.tensor(data.images, dtype=torch.float32, device="cpu")[:, None] / 16
+    y = torch.tensor(data.target, device="cpu")
     known = y < KNOWN
-    order = torch.randperm(int(known.sum()), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(int(known.sum()), generator=torch.Generator().manual_seed(0), device="cpu")
     x_known, y_known = x[known][order], y[known][order]
     n = 2 * len(order) // 3
     return Digits(x_known[:n], y_known[:n], x_known[n:], y_known[n:], x[~known])
@@ -64,7 +64,7 @@ def train(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor,
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
-        batch = torch.randint(len(x), (64,), generator=generator)
+        batch = torch.randint(len(x), (64,), generator=generator, device="cpu")
         optimizer.zero_grad()
         loss(model(x[batch]), y[batch]).backward()
         optimizer.step()
@@ -73,11 +73,12 @@ def train(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor,
 
 def train_on_digits(digits: Digits, steps: int = 1200) -> nn.Module:
     """Return a small convolutional network of some 20,000 parameters, trained."""
-    model = nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
-        nn.Flatten(), nn.Linear(128, 112), nn.Tanh(), nn.Linear(112, KNOWN),
-    )  # fmt: skip
+    with torch.device("cpu"):
+        model = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
+            nn.Flatten(), nn.Linear(128, 112), nn.Tanh(), nn.Linear(112, KNOWN),
+        )  # fmt: skip
     return train(model, nn.functional.cross_entropy, digits.x_train, digits.y_train, steps)
 
 
@@ -154,13 +155,15 @@ class Toy:
 def toy_regression() -> Toy:
     """Fit the paper's toy: two hidden layers of ten units, data on both sides of a gap."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.cat([torch.linspace(-1.0, -0.35, 30), torch.linspace(0.35, 1.0, 30)]).double()[:, None]
-    y = torch.sin(4 * x) * x + 0.03 * torch.randn(x.shape, generator=generator, dtype=torch.float64)
-    model = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 1)).double()
+    left, right = (torch.linspace(*ends, 30, device="cpu") for ends in ((-1.0, -0.35), (0.35, 1.0)))
+    x = torch.cat([left, right]).double()[:, None]
+    y = torch.sin(4 * x) * x + 0.03 * torch.randn(x.shape, generator=generator, dtype=torch.float64, device="cpu")
+    with torch.device("cpu"):
+        model = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 1)).double()
     train(model, nn.functional.mse_loss, x, y, steps=4000)
     posterior = nb.ProjectedPosterior(model, likelihood="regression")
     posterior.fit([(x, y)], generator=torch.Generator().manual_seed(0))
-    grid = torch.linspace(-1.6, 1.6, 321, dtype=torch.float64)[:, None]
+    grid = torch.linspace(-1.6, 1.6, 321, dtype=torch.float64, device="cpu")[:, None]
     std = posterior.functional_variance(grid, exact=True).sqrt()
     with torch.no_grad():
         return Toy(x[:, 0], y[:, 0], grid[:, 0], model(grid)[:, 0], std[:, 0])
@@ -185,7 +188,7 @@ def draw(toy: Toy, lines: list[Line], path: Path) -> None:
     line = lines[1]
     inside, outside = line.scores_in.log10(), line.scores_out.log10()
     both = torch.cat([inside, outside])
-    bins = torch.linspace(float(both.min()), float(both.max()), 41).numpy()
+    bins = torch.linspace(float(both.min()), float(both.max()), 41, device="cpu").numpy()
     right.hist(inside.numpy(), bins, color=blue, alpha=0.75, label="digits 0 to 7, not trained on")
     right.hist(outside.numpy(), bins, color=orange, alpha=0.75, label="digits 8 and 9, never seen")
     right.set(

@@ -91,7 +91,7 @@ def brier(probs: Tensor, targets: Tensor) -> float:
         Probabilities (N, C), or (N,) for binary labels, and classes (N,).
     """
     table, _, labels = _checked(probs, targets)
-    one_hot = labels[:, None] == torch.arange(table.shape[1])
+    one_hot = labels[:, None] == torch.arange(table.shape[1], device="cpu")
     return float((table - one_hot.double()).square().sum(dim=1).mean())
 
 
@@ -183,7 +183,7 @@ def _calibration_gaps(probs: Tensor, targets: Tensor, n_bins: int) -> tuple[Tens
     table, predicted, labels = _checked(probs, targets)
     top = table.amax(dim=1)
     # Inner edges only: what lies beyond the first or the last falls into the outer bins, so both ends count.
-    edges = torch.arange(1, n_bins, dtype=torch.float64) / n_bins
+    edges = torch.arange(1, n_bins, dtype=torch.float64, device="cpu") / n_bins
     index = torch.bucketize(top, edges)
     gap = torch.bincount(index, weights=top - (predicted == labels).double(), minlength=n_bins)
     return gap.abs(), torch.bincount(index, minlength=n_bins)

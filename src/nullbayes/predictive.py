@@ -6,6 +6,7 @@ A posterior is a set of directions around the trained parameters. Linearized, sa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -133,4 +134,4 @@ def score(prediction: Prediction, likelihood: Likelihood, kind: str) -> Tensor: 
 def mean_nll(samples: Tensor, targets: Tensor, likelihood: Likelihood) -> float:  # (S, N, O)
     """Return minus the mean log of the *mean* predictive density at the targets."""
     losses = torch.stack([likelihood.loss(outputs, targets) for outputs in samples]).double()
-    return float(-(torch.logsumexp(-losses, 0) - torch.log(torch.tensor(float(len(losses))))).mean())
+    return math.log(len(losses)) - float(torch.logsumexp(-losses, 0).mean())

@@ -117,7 +117,9 @@ def test_tiles_of_the_gram_matrix_are_products_of_two_ranges(kind: str) -> None:
         entries = written_out(piece)
         for a, b, c, d in [(0, 7, 0, 7), (0, 2, 3, 7), (5, 6, 0, 1)]:
             left, right = slice(a * OUTPUTS, b * OUTPUTS), slice(c * OUTPUTS, d * OUTPUTS)
-            torch.testing.assert_close(piece.take(left).cross(piece.take(right), torch.float64), entries[left] @ entries[right].T)
+            torch.testing.assert_close(
+                piece.take(left).cross(piece.take(right), torch.float64), entries[left] @ entries[right].T
+            )
 
 
 @pytest.mark.parametrize(("examples", "outputs"), [(700, 3), (3, 700), (2100, 1)])

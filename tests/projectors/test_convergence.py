@@ -100,9 +100,7 @@ def test_default_block_is_the_rows_own_then_all_of_them() -> None:
 # --- where they end ---
 
 
-@pytest.mark.parametrize(
-    ("kind", "limit", "done"), [(Alternating, 7, 7), (Krylov, 7, 7), (Krylov, 1, 1)]
-)
+@pytest.mark.parametrize(("kind", "limit", "done"), [(Alternating, 7, 7), (Krylov, 7, 7), (Krylov, 1, 1)])
 def test_sweeps_run_out_when_told_to_and_say_what_to_do(
     kind: type[Alternating | Krylov], limit: int, done: int
 ) -> None:

@@ -18,6 +18,7 @@ from torch.func import jacrev, vmap
 from nullbayes.jacobian.data import as_batch, example_dims, map_leaves, take_examples
 from nullbayes.jacobian.network import Network, differentiable_kernels
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
+from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction
 
 _CHECKED_EXAMPLES = 3
@@ -94,6 +95,7 @@ class LayerRows:
         covered = self.network.n_parameters - sum(stop - start for start, stop in self.rest)
         return f"by layers ({covered / self.network.n_parameters:.0%} of the parameters)"
 
+    @full_precision()
     def pieces(self, x: Any, y: Tensor) -> list[Piece]:
         """Form the rows of some examples."""
         result: list[Piece] = []
@@ -160,6 +162,7 @@ class LayerRows:
         error = ((formed - wanted).norm(dim=1, keepdim=True) / torch.where(scale > 0, scale, 1.0)).max()
         return bool(error <= torch.finfo(wanted.dtype).eps ** 0.6)
 
+    @full_precision()
     def _capture(self, layers: tuple[Layer, ...], x: Any, y: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return, for the layers called once, their inputs (n, ...) and the output gradients (n, O, ...)."""
         seen: dict[str, list[tuple[Tensor, Tensor]]] = {layer.name: [] for layer in layers}

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.data import take_examples
+from nullbayes.precision import full_precision
 
 Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 
@@ -79,7 +80,7 @@ class Network:
 
     def outputs(self, x: Any) -> Tensor:  # (n, O)
         """Evaluate the network as it was trained."""
-        with torch.no_grad():
+        with torch.no_grad(), full_precision():
             return self(self.theta, x)
 
     def check_examples(self, x: Any) -> Tensor:
@@ -130,11 +131,14 @@ class Network:
 
 @contextlib.contextmanager
 def differentiable_kernels() -> Iterator[None]:
-    """Take, for a while, the attention kernels that forward mode and ``vmap`` know: the fused ones know neither."""
+    """Take, for a while, kernels that can be differentiated as they are, and full precision.
+
+    The fused attention kernels know neither forward mode nor ``vmap``.
+    """
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
+        with sdpa_kernel(SDPBackend.MATH), full_precision():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)

@@ -58,4 +58,5 @@ def _load_forward_mode() -> None:
     """Let torch load its forward mode: torch 2.13 warns about itself then, and ``-W error`` would stop the user."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        jvp(torch.sin, (torch.zeros(1),), (torch.ones(1),))
+        one = torch.ones(1, device="cpu")
+        jvp(torch.sin, (one,), (one,))

@@ -24,6 +24,7 @@ from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
 from nullbayes.linalg.pieces import Piece, normal_cost
 from nullbayes.linalg.rows import Block, Rows
+from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction, Storage
 
 Formed = Literal["form", "products"]
@@ -177,16 +178,18 @@ class JacobianRows(Rows):
                 target.take(rows).fill(piece)
         return tuple(whole)
 
+    @full_precision()
     def _compare_modes(self, x: Any, y: Tensor) -> None:
         """Refuse a network that reverse mode, for the rows, and forward mode, for predictions, see differently."""
         theta = self.network.theta
-        vector = torch.randn(1, self.n_columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        generator = torch.Generator().manual_seed(0)
+        vector = torch.randn(1, self.n_columns, generator=generator, dtype=torch.float64, device="cpu").to(theta)
         try:
-            ahead = push(self.function, theta, x, y, vector.to(theta)).flatten(1)
+            ahead = push(self.function, theta, x, y, vector).flatten(1)
         except NotImplementedError:  # an operation without forward mode: predictions will say so
             return
         block = HeldBlock(tuple(self._layers.pieces(x, y)), ahead.shape[1], self.n_columns, self.granule, theta)
-        back = block.mv(vector.to(theta))
+        back = block.mv(vector)
         if float((ahead - back).norm()) > torch.finfo(theta.dtype).eps ** 0.4 * float(ahead.norm() + back.norm()):
             msg = (
                 "Part of the network runs under torch.no_grad(), so that its parameters look as if they had no "

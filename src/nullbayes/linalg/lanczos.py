@@ -33,13 +33,13 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
     while found < size:
         fresh = len(latest) == 0
         if fresh:
-            drawn = torch.randn(width, rows.n_rows, generator=generator, dtype=torch.float64)
-            image = rows.rmv(drawn.to(rows.device, rows.dtype) / rows.n_rows**0.5)
+            drawn = _gaussian((width, rows.n_rows), generator).to(rows.device, rows.dtype)
+            image = rows.rmv(drawn / rows.n_rows**0.5)
         else:
             image = rows.rmv(rows.mv(latest[:, :p]))
         sizes = image.norm(dim=1, keepdim=True)
         image = image / sizes.clamp_min(torch.finfo(rows.dtype).tiny)
-        rounding = torch.randn(len(image), _WATCHED, generator=generator, dtype=torch.float64).to(image) * eps
+        rounding = _gaussian((len(image), _WATCHED), generator).to(image) * eps
         image = _orthogonalize(torch.cat([image, rounding], dim=1), basis[:found])
         _, lengths, new = torch.linalg.svd(image, full_matrices=False)
         sound = (new[:, p:].norm(dim=1) <= eps**0.5) & (lengths > eps**0.5)
@@ -49,6 +49,11 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
         basis[found : found + len(latest)] = latest
         found += len(latest)
     return torch.linalg.qr(basis[:found, :p].T).Q.T if found else basis[:0, :p]
+
+
+def _gaussian(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Draw where the generator is: the same numbers for rows on any device."""
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
 
 
 def _orthogonalize(vectors: Tensor, basis: Tensor) -> Tensor:  # (..., P), (k, P)
@@ -66,9 +71,9 @@ def spectral_quadrature(rows: Rows, *, n_probes: int, steps: int, generator: tor
     steps = min(steps, rows.n_columns)
     nodes, weights = [], []
     for _ in range(n_probes):
-        start = torch.randn(rows.n_columns, generator=generator, dtype=torch.float64).to(rows.device, rows.dtype)
+        start = _gaussian((rows.n_columns,), generator).to(rows.device, rows.dtype)
         basis = torch.zeros(steps, rows.n_columns, dtype=rows.dtype, device=rows.device)
-        tridiagonal = torch.zeros(steps, steps, dtype=torch.float64)
+        tridiagonal = torch.zeros(steps, steps, dtype=torch.float64, device="cpu")
         vector, used = start / start.norm(), steps
         for k in range(steps):
             basis[k] = vector

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.pieces import Factors
+from nullbayes.precision import full_precision
 
 _WALK_ROWS = {"cpu": 4096, "cuda": 65536}  # taken at a time: enough for full speed, few beside what is held
 
@@ -123,10 +124,12 @@ class Rows(ABC):
         """The rows that the final residual is measured on: these, unless they are an approximation of others."""
         return self
 
+    @full_precision()
     def mv(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, R)
         """Multiply: ``vectors @ A.T``."""
         return torch.cat([block.mv(vectors) for _, block in self.blocks(self.walk_rows)], dim=1)
 
+    @full_precision()
     def rmv(self, vectors: Tensor) -> Tensor:  # (S, R) -> (S, P)
         """Multiply with the transpose: ``vectors @ A``."""
         result = vectors.new_zeros(len(vectors), self.n_columns)
@@ -134,6 +137,7 @@ class Rows(ABC):
             result += block.rmv(vectors[:, where])
         return result
 
+    @full_precision()
     def norms(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S,)
         r"""Return :math:`\|A v\|` for each vector, summed in float64."""
         total = torch.zeros(len(vectors), dtype=torch.float64, device=vectors.device)
@@ -158,10 +162,11 @@ class Rows(ABC):
         """Return the Frobenius norm of the matrix, estimated once from a few Gaussian vectors."""
         if self._frobenius is None:
             generator = torch.Generator().manual_seed(0x6E756C6C)  # no seed that a user's noise is likely to have
-            probes = torch.randn(4, self.n_columns, generator=generator, dtype=torch.float64)
+            probes = torch.randn(4, self.n_columns, generator=generator, dtype=torch.float64, device="cpu")
             self._frobenius = float(self.norms(probes.to(self.device, self.dtype)).square().mean().sqrt())
         return self._frobenius
 
+    @full_precision()
     def dense(self) -> Tensor:  # (R, P)
         """Return all entries."""
         return torch.cat([block.dense() for _, block in self.blocks(self.walk_rows)])

@@ -205,7 +205,8 @@ def _smallest_eigenvalue(triangle: Tensor) -> float:
 
 def _power(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int = 8) -> float:
     generator = torch.Generator().manual_seed(0)
-    vectors = torch.randn(len(like), 4, generator=generator, dtype=torch.float64).to(like.device, like.dtype)
+    drawn = torch.randn(len(like), 4, generator=generator, dtype=torch.float64, device="cpu")
+    vectors = drawn.to(like.device, like.dtype)
     growth = 1.0
     for _ in range(steps):
         vectors = apply(vectors / vectors.norm(dim=0))

@@ -20,6 +20,7 @@ from nullbayes.jacobian.data import BatchFn, Examples
 from nullbayes.jacobian.network import Network, Selection
 from nullbayes.likelihoods import Likelihood, LossFn, Regression, resolve
 from nullbayes.posteriors.report import FitCheck
+from nullbayes.precision import full_precision
 from nullbayes.predictive import Prediction, mean_nll, predict, sample_outputs, score
 
 _CHUNK = 8192  # examples times samples in memory at a time
@@ -145,6 +146,7 @@ class SamplePosterior:
 
     # --- predictions ----------------------------------------------------------------------------------------------
 
+    @full_precision()
     def predict(self, x: Any, *, pred_type: str = "linearized", n_samples: int | None = None) -> Prediction:
         """Predict for inputs, or for a loader of them.
 
@@ -202,6 +204,7 @@ class SamplePosterior:
             targets.append(y)
         return torch.cat(outputs), torch.cat(changes, dim=1), torch.cat(targets)
 
+    @full_precision()
     def check_fit(self, loader: Iterable[Any]) -> FitCheck:
         """Measure how far mean predictions and accuracy moved from the network's own on some data."""
         outputs, changes, targets = self._evaluate(loader)

@@ -25,6 +25,7 @@ from nullbayes.posteriors import noise
 from nullbayes.posteriors.base import SamplePosterior, output_spread
 from nullbayes.posteriors.report import FitReport
 from nullbayes.posteriors.resources import Meter, host_memory_bytes, memory_limit_bytes
+from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
 from nullbayes.projectors import Projector, choose, mean_and_error
 from nullbayes.types import Storage
@@ -130,6 +131,7 @@ class KernelPosterior(SamplePosterior):
         self._rows = self._state = None
         return self
 
+    @full_precision()
     def _prepare(
         self,
         loader: Iterable[Any],
@@ -174,6 +176,7 @@ class KernelPosterior(SamplePosterior):
             "traces": (), "rank": None, "output_std": self._output_std(),
         }  # fmt: skip
 
+    @full_precision()
     def _draw(self, n_samples: int, progress: bool) -> None:
         assert self._report is not None
         assert self._projector is not None
@@ -219,7 +222,7 @@ class KernelPosterior(SamplePosterior):
         assert self._report is not None
         if self._report["rank"] is not None:
             return float(self._network.n_parameters - self._report["rank"]), 0.0
-        return mean_and_error(torch.tensor(self._report["traces"], dtype=torch.float64))
+        return mean_and_error(torch.tensor(self._report["traces"], dtype=torch.float64, device="cpu"))
 
     def _output_std(self) -> float:
         examples = self._jacobian.examples
@@ -277,6 +280,7 @@ class KernelPosterior(SamplePosterior):
 
     # --- more than samples --------------------------------------------------------------------------------------------
 
+    @full_precision()
     def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, O)
         r"""Return the variance of the linearized outputs.
 
@@ -302,6 +306,7 @@ class KernelPosterior(SamplePosterior):
             parts.append(projection.directions.square().sum(1).view(rows.shape[:2]))
         return torch.cat(parts) / self.prior_precision
 
+    @full_precision()
     def optimize_prior_precision(self, loader: Iterable[Any], method: str = "closed_form") -> float:
         """Choose the prior precision, set it and return it.
 

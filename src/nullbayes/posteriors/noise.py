@@ -29,7 +29,7 @@ def normal(network: Network, seed: int, start: int, n: int) -> Tensor:  # (n, P)
 
     def one(i: int) -> Tensor:
         generator = torch.Generator().manual_seed((seed + i) % _SEEDS)
-        return torch.randn(network.n_parameters, generator=generator, dtype=network.dtype)
+        return torch.randn(network.n_parameters, generator=generator, dtype=network.dtype, device="cpu")
 
     return torch.stack([one(start + i) for i in range(n)])
 

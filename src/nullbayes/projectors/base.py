@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nullbayes.errors import ConvergenceWarning, NullBayesError, SettingsError
 from nullbayes.linalg.rows import Rows
+from nullbayes.precision import full_precision
 
 Callback = Callable[[int, Tensor], None]  # (sweeps so far, relative residual of each sample)
 
@@ -89,6 +90,12 @@ class Projector(ABC):
 
     rtol: float
     atol: float
+
+    def __init_subclass__(cls) -> None:
+        """Have every projector, a user's own as well, compute in full precision whoever calls it."""
+        for name in ("prepare", "apply"):
+            if name in cls.__dict__:
+                setattr(cls, name, full_precision()(cls.__dict__[name]))
 
     @abstractmethod
     def prepare(self, rows: Rows) -> Any:
@@ -202,7 +209,7 @@ def conclude(
             f"{name}: {int((~converged).sum())} of {len(noise)} samples did not reach the tolerance "
             f"(largest residual {worst:.2g}, tolerance {projector.rtol:.2g}, {sweeps} sweeps): {failure.value}."
         )
-        warnings.warn(message, ConvergenceWarning, stacklevel=3)
+        warnings.warn(message, ConvergenceWarning, stacklevel=4)  # beyond the wrapper around apply
     return Projection(directions, info)
 
 

@@ -6,7 +6,7 @@ and says which projectors are expected *not* to converge on it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,9 +62,9 @@ def matrix_from_singular_values(
     Returns
     -------
     Tensor
-        The matrix (R, P), float64.
+        The matrix (R, P), float64, on the generator's device.
     """
-    sigma = torch.as_tensor(singular_values, dtype=torch.float64)
+    sigma = torch.as_tensor(singular_values, dtype=torch.float64, device=generator.device)
     if sigma.ndim != 1 or len(sigma) > min(n_rows, n_columns):
         most = min(n_rows, n_columns)
         message = (
@@ -77,8 +77,12 @@ def matrix_from_singular_values(
     return left * sigma @ right.T
 
 
-def cases() -> tuple[Case, ...]:
-    """Return all cases, the same matrices at every call."""
+def cases(device: torch.device | str = "cpu") -> tuple[Case, ...]:
+    """Return all cases, the same matrices at every call and on every device."""
+    return tuple(replace(case, matrix=case.matrix.to(device)) for case in _cases())
+
+
+def _cases() -> tuple[Case, ...]:
     return (
         Case(
             name="full_rank",
@@ -93,7 +97,7 @@ def cases() -> tuple[Case, ...]:
         _zero_rows(),
         Case(
             name="all_zero",
-            matrix=torch.zeros(20, 30, dtype=torch.float64),
+            matrix=torch.zeros(20, 30, dtype=torch.float64, device="cpu"),
             block_rows=5,
             rank=0,
             stalls=frozenset(),
@@ -141,7 +145,7 @@ def cases() -> tuple[Case, ...]:
         ),
         Case(
             name="tall_rank_deficient",
-            matrix=matrix_from_singular_values(torch.linspace(1, 3, 50), 120, 80, _seeded(10)),
+            matrix=matrix_from_singular_values(torch.linspace(1, 3, 50, device="cpu"), 120, 80, _seeded(10)),
             block_rows=20,
             rank=50,
             stalls=frozenset(),
@@ -156,7 +160,8 @@ def cases() -> tuple[Case, ...]:
 def _orthogonal_blocks() -> Case:
     generator = _seeded(2)
     rows = _orthonormal_columns(100, 48, generator).T
-    mixing = [matrix_from_singular_values(torch.linspace(1, 3, 12), 12, 12, generator) for _ in range(4)]
+    sigma = torch.linspace(1, 3, 12, device="cpu")
+    mixing = [matrix_from_singular_values(sigma, 12, 12, generator) for _ in range(4)]
     return Case(
         name="orthogonal_blocks",
         matrix=torch.block_diag(*mixing) @ rows,
@@ -168,7 +173,7 @@ def _orthogonal_blocks() -> Case:
 
 
 def _repeated_rows() -> Case:
-    distinct = torch.arange(20)
+    distinct = torch.arange(20, device="cpu")
     index = torch.cat([distinct.repeat_interleave(2), distinct])
     return Case(
         name="repeated_rows",
@@ -210,7 +215,7 @@ def _nearly_parallel_blocks() -> Case:
 
 def _paper_rate_counterexample() -> Case:
     n, delta = 20, 0.05
-    matrix = torch.zeros(n, n + 10, dtype=torch.float64)  # ten columns more than needed, for a kernel
+    matrix = torch.zeros(n, n + 10, dtype=torch.float64, device="cpu")  # ten columns more than needed, for a kernel
     matrix[:, :n].fill_diagonal_(1)
     matrix[-1, : n - 1] = (n - 1) ** -0.5
     matrix[-1, n - 1] = delta
@@ -227,7 +232,7 @@ def _paper_rate_counterexample() -> Case:
 
 def _rows_of_very_different_length() -> Case:
     matrix = _well_conditioned(60, 100, seed=13)
-    exponent = -6 * torch.rand(60, 1, dtype=torch.float64, generator=_seeded(14))
+    exponent = -6 * torch.rand(60, 1, dtype=torch.float64, generator=_seeded(14), device="cpu")
     return Case(
         name="rows_of_very_different_length",
         matrix=10**exponent * matrix,
@@ -239,18 +244,18 @@ def _rows_of_very_different_length() -> Case:
 
 
 def _well_conditioned(n_rows: int, n_columns: int, seed: int) -> Tensor:
-    sigma = torch.linspace(1, 3, min(n_rows, n_columns))
+    sigma = torch.linspace(1, 3, min(n_rows, n_columns), device="cpu")
     return matrix_from_singular_values(sigma, n_rows, n_columns, _seeded(seed))
 
 
 def _orthonormal_columns(n_rows: int, n_columns: int, generator: torch.Generator) -> Tensor:
-    gaussian = torch.randn(n_rows, n_columns, dtype=torch.float64, generator=generator)
+    gaussian = torch.randn(n_rows, n_columns, dtype=torch.float64, generator=generator, device=generator.device)
     q: Tensor = torch.linalg.qr(gaussian).Q
     return q
 
 
 def _logspace(start: float, end: float, steps: int) -> Tensor:
-    return torch.logspace(start, end, steps, dtype=torch.float64)
+    return torch.logspace(start, end, steps, dtype=torch.float64, device="cpu")
 
 
 def _seeded(seed: int) -> torch.Generator:

@@ -25,11 +25,11 @@ def kernel_projector(matrix: Tensor, rtol: float | None = None) -> Tensor:
     Returns
     -------
     Tensor
-        The projector (P, P), float64. It costs :math:`O(R P \min(R, P) + P^3)`.
+        The projector (P, P), float64, on the device of ``matrix``. It costs :math:`O(R P \min(R, P) + P^3)`.
     """
     basis = _kernel_basis(matrix, rtol)
     # Z Z^T instead of I - V V^T: the same matrix, without cancellation where the kernel is small.
-    return torch.from_numpy(basis.T @ basis)
+    return torch.from_numpy(basis.T @ basis).to(matrix.device)
 
 
 def kernel_dimension(matrix: Tensor, rtol: float | None = None) -> int:

@@ -1,0 +1,143 @@
+"""The library's tensors lie where the model lies, whatever torch.set_default_device says.
+
+Under the default device "meta" every tensor that is made without a device has no numbers, and the first use fails.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import nullbayes as nb
+from models import CLASSIFICATION, MLP, MODELS, Model
+from nullbayes import demo, metrics
+from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos
+from nullbayes.testing import cases
+
+PROJECTORS = {
+    "auto": "auto",
+    "ExactDual": ExactDual(),
+    "truncated ExactDual": ExactDual(truncate=True),
+    "ExactPrimal": ExactPrimal(),
+    "truncated ExactPrimal": ExactPrimal(truncate=True),
+    "Alternating": Alternating(block_rows=6, max_sweeps=5),
+    "Alternating in float32": Alternating(block_rows=6, max_sweeps=5, gram_dtype=torch.float32),
+    "Krylov": Krylov(Alternating(block_rows=6)),
+    "Lanczos": Lanczos(rank=10),
+}
+each_kind = pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior])
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[torch.device]:
+    """Make the default device one without numbers; give the one that models lie on."""
+    home = torch.get_default_device()
+    torch.set_default_device("meta")
+    try:
+        yield home
+    finally:
+        torch.set_default_device(None if home.type == "cpu" else home)
+
+
+@pytest.fixture(autouse=True)
+def without_warnings() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nb.errors.NullBayesWarning)  # few sweeps, small networks
+        yield
+
+
+# made at import, before the default device is moved
+MODEL = {model.name: (model.build(), model.inputs(6, torch.Generator().manual_seed(1))) for model in MODELS}
+TARGETS = CLASSIFICATION.targets(6, torch.Generator().manual_seed(2))
+
+
+def data(model: Model = MLP) -> list[tuple[object, Tensor]]:
+    return [(MODEL[model.name][1], TARGETS)]
+
+
+def is_at(home: torch.device, *tensors: Tensor) -> bool:
+    return all(tensor.device.type == home.type for tensor in tensors)
+
+
+@each_kind
+@pytest.mark.parametrize("projector", PROJECTORS.values(), ids=PROJECTORS)
+def test_posterior_lies_where_its_model_lies(
+    kind: type, projector: object, elsewhere: torch.device, tmp_path: Path
+) -> None:
+    model, x = MODEL["mlp"]
+    posterior = kind(model).fit(data(), 4, projector=projector, progress=False)
+    assert is_at(elsewhere, posterior.extend(2, progress=False).directions)
+    for pred_type in ("linearized", "sampled"):
+        prediction = posterior.predict(x, pred_type=pred_type)
+        assert is_at(elsewhere, prediction.mean, prediction.variance, prediction.probs, prediction.samples)
+    for score in ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information"):
+        assert is_at(elsewhere, posterior.ood_score(x, score))
+    assert is_at(elsewhere, posterior.functional_variance(x, exact=True), *posterior.sample().values())
+    assert posterior.report.n_samples == 6
+    assert posterior.check_fit(data()).n_data == 6
+    for method in ("closed_form", "nll", "marglik"):
+        assert posterior.optimize_prior_precision(data(), method=method) > 0
+    posterior.save(tmp_path / "posterior.safetensors")
+    loaded = nb.load(tmp_path / "posterior.safetensors", model)
+    assert is_at(elsewhere, loaded.directions)
+    assert torch.equal(loaded.predict(x).mean, posterior.predict(x).mean)
+    assert is_at(elsewhere, loaded.prepare(data()).functional_variance(x, exact=True))
+
+
+@each_kind
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_rows_of_every_model_lie_where_it_lies(kind: type, model: Model, elsewhere: torch.device) -> None:
+    network, x = MODEL[model.name]
+    posterior = kind(network).fit(data(model), 3, progress=False)
+    assert is_at(elsewhere, posterior.directions, posterior.predict(x).mean)
+    loss = kind is nb.LossProjectedPosterior
+    rows = (nb.LossJacobian if loss else nb.OutputJacobian)(network, data(model), storage="products")
+    assert is_at(elsewhere, rows.dense(), rows.block(0, rows.granule).gram(torch.float64))
+    assert nb.plan(network, data(model), loss=loss).n_rows == rows.n_rows
+
+
+def test_base_distributions_are_drawn_where_they_say(elsewhere: torch.device) -> None:
+    model, _ = MODEL["mlp"]
+
+    def base(n: int, generator: torch.Generator) -> Tensor:
+        return torch.randn(n, 51, generator=generator, dtype=torch.float64, device=generator.device)
+
+    assert is_at(elsewhere, nb.ProjectedPosterior(model).fit(data(), 3, base=base, progress=False).directions)
+
+
+def test_quadrature_of_a_large_spectrum(elsewhere: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nb.priors, "_DENSE_SPECTRUM", 5)
+    posterior = nb.ProjectedPosterior(MODEL["mlp"][0]).fit(data(), 4, progress=False)
+    assert posterior.optimize_prior_precision(data(), method="marglik") > 0
+
+
+def test_metrics_need_no_device(elsewhere: torch.device) -> None:
+    probs = torch.tensor([[0.9, 0.1], [0.3, 0.7]], device=elsewhere)
+    labels = torch.tensor([0, 0], device=elsewhere)
+    for name in ("accuracy", "nll", "brier", "ece", "mce"):
+        assert getattr(metrics, name)(probs, labels) > 0
+    assert metrics.confidence(probs) > 0
+    assert metrics.auroc(probs[:, 0], probs[:, 1]) < 1
+    assert metrics.fpr95(probs[:, 0], probs[:, 1]) > 0
+
+
+def test_cases_lie_where_they_are_asked_to_lie(elsewhere: torch.device) -> None:
+    assert all(is_at(torch.device("cpu"), case.matrix) for case in cases())
+    assert all(is_at(elsewhere, case.matrix) for case in cases(elsewhere))
+
+
+def test_network_of_the_demonstration_is_on_the_cpu(elsewhere: torch.device) -> None:
+    pytest.importorskip("sklearn")
+    digits = demo.load_digits()
+    model = demo.train_on_digits(digits, steps=2)
+    assert is_at(torch.device("cpu"), digits.x_train, digits.y_train, *model.parameters())
+
+
+@pytest.mark.slow
+def test_toy_of_the_demonstration_is_on_the_cpu(elsewhere: torch.device) -> None:
+    assert is_at(torch.device("cpu"), demo.toy_regression().std)
