@@ -24,7 +24,6 @@ from nullbayes.linalg.rows import Block, Rows
 from nullbayes.types import RowFunction
 
 Storage = Literal["form", "products"]
-_FORM_ENTRIES = 2**26  # entries of plain rows formed at a time
 _PRODUCT_EXAMPLES = 8192  # examples times vectors in one differentiation
 
 
@@ -108,10 +107,8 @@ class JacobianRows(Rows):
 
     def _form(self, first: int, last: int) -> tuple[Piece, ...]:
         """Form the rows of a range of examples, a chunk at a time, into tensors of the final size."""
-        plain = sum(stop - start for start, stop in self._layers.rest)
-        size = max(1, min(512, _FORM_ENTRIES // max(1, plain * self.granule)))
         whole: list[Piece] = []
-        for start, stop in self.examples.ranges(size, first, last):
+        for start, stop in self.examples.ranges(self._layers.examples_at_a_time, first, last):
             part = self._layers.pieces(*self.examples.read(start, stop))
             if not whole:
                 whole = [piece.allocate((last - first) * self.granule) for piece in part]
