@@ -1,13 +1,17 @@
 r"""Rows by layers: one forward pass and a backward pass for each output give all rows of a range of examples.
 
 For a linear layer :math:`z = W a + b` the row of output :math:`o` is :math:`\partial f_o/\partial z \; a^\top`; for a
-convolution it is a sum of such products over the positions. Layers seen once in the forward pass, with parameters of
-their own, are covered this way; what remains is differentiated example by example. Nothing is taken on trust: the rows
-of the first examples are compared with plain differentiation, and if they differ, everything goes by the plain way.
+convolution it is a sum of such products over the positions; ``layer_rules`` has a rule for each type of layer. Layers
+seen once in the forward pass, with parameters of their own, are covered this way; what remains is differentiated
+example by example. Nothing is taken on trust: the rows of the first examples are compared with plain differentiation,
+and if they differ, everything goes by the plain way.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,54 +19,64 @@ import torch
 from torch import Tensor, nn
 from torch.func import jacrev, vmap
 
+from nullbayes.errors import ModelError
 from nullbayes.jacobian.data import as_batch, example_dims, map_leaves, take_examples
+from nullbayes.jacobian.layer_rules import RULES, pieces
 from nullbayes.jacobian.network import Network, differentiable_kernels
+from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction
 
 _CHECKED_EXAMPLES = 3
+_WORKING_BYTES = {"cpu": 2**29, "cuda": 2**32}  # of what is in memory only while rows are formed
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer whose rows are products of what goes in and what comes back."""
+    """A layer that a rule knows, and where its parameters that vary are."""
 
     name: str
-    module: nn.Linear | nn.Conv2d
-    weight: int | None  # first column, None if it does not vary
-    bias: int | None
+    module: nn.Module
+    columns: Mapping[str, int]  # own name of the parameter -> first column
+
+    @property
+    def n_parameters(self) -> int:
+        """Return how many of its parameters vary."""
+        return sum(self.module.get_parameter(name).numel() for name in self.columns)
+
+    def pieces(self, inputs: Tensor, gradients: Tensor) -> list[Piece]:  # (n, ...), (n, O, ...)
+        """Return its rows."""
+        return pieces(RULES[type(self.module)](self.module, inputs, gradients), self.columns)
 
 
 def find_layers(network: Network) -> tuple[Layer, ...]:
-    """Return the linear and convolution layers that own the parameters that vary, each parameter once."""
-    columns, start = {}, 0
+    """Return the layers that rules know and that own parameters that vary, each parameter once."""
+    starts, start = {}, 0
     for name, size in zip(network.names, network.sizes, strict=True):
-        columns[name] = start
+        starts[name] = start
         start += size
     uses: dict[int, int] = {}
     for _, parameter in network.module.named_parameters(remove_duplicate=False):
         uses[id(parameter)] = uses.get(id(parameter), 0) + 1
     layers = []
     for name, module in network.module.named_modules():
-        if not (type(module) is nn.Linear or _plain_convolution(module)):
+        if type(module) not in RULES:
             continue
-        assert isinstance(module, (nn.Linear, nn.Conv2d))
         prefix = f"{name}." if name else ""
-        weight, bias = columns.get(prefix + "weight"), columns.get(prefix + "bias")
-        own = all(uses[id(p)] == 1 for p in module.parameters(recurse=False))
-        if own and (weight is not None or bias is not None):
-            layers.append(Layer(name, module, weight, bias))
+        own = dict(module.named_parameters(recurse=False))
+        columns = {key: starts[prefix + key] for key in own if prefix + key in starts}
+        if columns and all(uses[id(parameter)] == 1 for parameter in own.values()):
+            layers.append(Layer(name, module, columns))
     return tuple(layers)
 
 
-def _plain_convolution(module: nn.Module) -> bool:
-    return (
-        type(module) is nn.Conv2d
-        and module.groups == 1
-        and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-    )
+@dataclass(frozen=True)
+class Captured:
+    """What a forward pass and the backward passes left behind."""
+
+    values: Tensor  # (n, O)
+    layers: dict[str, tuple[Tensor, Tensor]]  # name -> inputs (n, ...), gradients (n, O, ...)
 
 
 class LayerRows:
@@ -80,12 +94,17 @@ class LayerRows:
 
     def __init__(self, network: Network, function: RowFunction, x: Any, y: Tensor) -> None:
         self.network, self.function = network, function
-        few = take_examples(x, 0, _CHECKED_EXAMPLES)
-        self.layers = self._usable(find_layers(network), few, y[:_CHECKED_EXAMPLES])
+        self._vmap = self._batched = True  # until it is seen to fail
+        few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
+        seen = self._capture(find_layers(network), few, y)
+        self.layers = tuple(layer for layer in find_layers(network) if layer.name in seen.layers)
         self.rest = self._uncovered()
-        if self.layers and not self._agrees(few, y[:_CHECKED_EXAMPLES]):
-            self.layers = ()
+        self.width = seen.values.shape[1]  # O
+        formed = {layer: layer.pieces(*seen.layers[layer.name]) for layer in self.layers}
+        if self.layers and not (self._worthwhile(formed) and self._agrees(few, y)):
+            self.layers, formed = (), {}
             self.rest = self._uncovered()
+        self.example_bytes = self._count_bytes(seen, formed)
 
     @property
     def route(self) -> str:
@@ -95,14 +114,17 @@ class LayerRows:
         covered = self.network.n_parameters - sum(stop - start for start, stop in self.rest)
         return f"by layers ({covered / self.network.n_parameters:.0%} of the parameters)"
 
+    @property
+    def examples_at_a_time(self) -> int:
+        """Return how many examples to form rows of in one go, by the memory that takes beside the rows."""
+        return max(1, _WORKING_BYTES.get(self.network.device.type, 2**29) // self.example_bytes)
+
     @full_precision()
     def pieces(self, x: Any, y: Tensor) -> list[Piece]:
         """Form the rows of some examples."""
         result: list[Piece] = []
         if self.layers:
-            inputs, gradients = self._capture(self.layers, x, y)
-            for layer in self.layers:
-                result += _layer_pieces(layer, inputs[layer.name], gradients[layer.name])
+            result += self.by_layers(x, y)[1]
         if self.rest:
             entries = self.plain(x, y, self.rest)  # (m, c)
             offset = 0
@@ -110,6 +132,17 @@ class LayerRows:
                 result.append(DensePiece(entries[:, offset : offset + stop - start], start))
                 offset += stop - start
         return result
+
+    def by_layers(self, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]]:
+        """Return the values (n, O) of the function, and the rows restricted to the parameters of the layers."""
+        seen = self._capture(self.layers, x, y)
+        missing = next((layer.name for layer in self.layers if layer.name not in seen.layers), None)
+        if missing is not None:
+            raise LayersDiffer(missing)
+        result: list[Piece] = []
+        for layer in self.layers:
+            result += layer.pieces(*seen.layers.pop(layer.name))
+        return seen.values, result
 
     def plain(self, x: Any, y: Tensor, ranges: tuple[tuple[int, int], ...]) -> Tensor:  # (m, c)
         """Differentiate example by example with respect to some columns."""
@@ -125,16 +158,29 @@ class LayerRows:
             flat = torch.cat([*parts, theta[edge:]])
             return self.function(flat, as_batch(xi, dims), yi[None])[0]
 
-        with torch.no_grad(), differentiable_kernels():
-            entries: Tensor = vmap(jacrev(one), in_dims=(None, dims, 0))(inside, x, y)  # (n, O, c)
-            return entries.flatten(0, 1)
+        if self._vmap:
+            try:
+                with torch.no_grad(), differentiable_kernels():
+                    entries: Tensor = vmap(jacrev(one), in_dims=(None, dims, 0))(inside, x, y)  # (n, O, c)
+                    return entries.flatten(0, 1)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # an operation that vmap does not know; what is wrong otherwise shows below
+                self._vmap = False
+        rows = []
+        with _recording():
+            inside, x, y = map_leaves(_ordinary, (inside, x, y))
+            inside = inside.clone().requires_grad_()
+            for i in range(len(y)):
+                values = one(inside, map_leaves(lambda leaf, dim, i=i: leaf if dim is None else leaf[i], x, dims), y[i])
+                rows += [_gradients(value, [inside])[0] for value in values]
+        return torch.stack(rows)
 
     def _uncovered(self) -> tuple[tuple[int, int], ...]:
         covered = sorted(
-            (start, start + parameter.numel())
+            (start, start + layer.module.get_parameter(name).numel())
             for layer in self.layers
-            for start, parameter in ((layer.weight, layer.module.weight), (layer.bias, layer.module.bias))
-            if start is not None and parameter is not None
+            for name, start in layer.columns.items()
         )
         gaps, edge = [], 0
         for start, stop in [*covered, (self.network.n_parameters, self.network.n_parameters)]:
@@ -143,79 +189,110 @@ class LayerRows:
             edge = stop
         return tuple(gaps)
 
-    def _usable(self, layers: tuple[Layer, ...], x: Any, y: Tensor) -> tuple[Layer, ...]:
-        """Keep the layers that are called exactly once, with examples first."""
-        inputs, gradients = self._capture(layers, x, y)
-        return tuple(
-            layer
-            for layer in layers
-            if layer.name in gradients and len(inputs[layer.name]) == len(y) == gradients[layer.name].shape[0]
+    def _worthwhile(self, formed: Mapping[Layer, list[Piece]]) -> bool:
+        """Whether two ways through the network, one by layers and one for the rest, are better than the plain one.
+
+        The plain way forms all rows at nearly the cost of some; what speaks for layers then is that factors are
+        held instead of entries.
+        """
+        factored = sum(
+            layer.n_parameters for layer, made in formed.items() if any(isinstance(piece, OuterPiece) for piece in made)
         )
+        return not self.rest or 2 * factored >= self.network.n_parameters
 
     def _agrees(self, x: Any, y: Tensor) -> bool:
-        p = self.network.n_parameters
-        wanted = self.plain(x, y, ((0, p),))
-        formed = torch.zeros_like(wanted)
-        for piece in self.pieces(x, y):
-            piece.put_dense(formed)
-        scale = wanted.norm(dim=1, keepdim=True)
-        error = ((formed - wanted).norm(dim=1, keepdim=True) / torch.where(scale > 0, scale, 1.0)).max()
+        """Compare, for each example, a random combination of its rows with that of plain differentiation."""
+        with _recording():
+            theta = self.network.theta.clone().requires_grad_()
+            values = self.function(theta, *map_leaves(_ordinary, (x, y)))  # (n, O)
+            weights = torch.randn(
+                values.shape, generator=torch.Generator(device="cpu").manual_seed(0), device="cpu"
+            ).to(values)
+            combined = (values * weights).sum(1)
+            wanted = torch.stack([_gradients(value, [theta])[0] for value in combined])  # (n, P)
+        block = HeldBlock(tuple(self.pieces(x, y)), values.numel(), len(theta), self.width, wanted)
+        formed = block.rmv(torch.block_diag(*weights))
+        scale = wanted.norm(dim=1)
+        error = ((formed - wanted).norm(dim=1) / torch.where(scale > 0, scale, 1.0)).max()
         return bool(error <= torch.finfo(wanted.dtype).eps ** 0.6)
 
+    def _count_bytes(self, seen: Captured, formed: Mapping[Layer, list[Piece]]) -> int:
+        """Estimate what forming the rows of an example takes in memory: tensors seen, patches, entries."""
+        numbers = 0.0
+        for layer, made in formed.items():
+            inputs, gradients = seen.layers[layer.name]
+            parameter = layer.module.get_parameter(next(iter(layer.columns)))
+            patches = gradients.numel() / self.width / len(parameter) * parameter[0].numel()
+            numbers += (
+                inputs.numel()
+                + 2 * gradients.numel()
+                + patches
+                + sum(tensor.numel() for piece in made for tensor in piece.tensors())
+            )
+        numbers = numbers / len(seen.values) + sum(2 * (stop - start) * self.width for start, stop in self.rest)
+        return max(1, math.ceil(numbers * self.network.dtype.itemsize))
+
     @full_precision()
-    def _capture(self, layers: tuple[Layer, ...], x: Any, y: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return, for the layers called once, their inputs (n, ...) and the output gradients (n, O, ...)."""
-        seen: dict[str, list[tuple[Tensor, Tensor]]] = {layer.name: [] for layer in layers}
+    def _capture(self, layers: tuple[Layer, ...], x: Any, y: Tensor) -> Captured:
+        """Run forward and backward, and keep what the layers saw that were called once, with examples first."""
+        calls: dict[str, list[tuple[Tensor, Tensor]]] = {layer.name: [] for layer in layers}
 
         def watch(name: str) -> Any:
             def hook(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> Tensor:
-                seen[name].append(((args[0] if args else kwargs["input"]).detach(), output))
+                calls[name].append(((args[0] if args else kwargs["input"]).detach(), output))
                 return output.clone()  # what follows may change its input in place
 
             return hook
 
-        handles = [layer.module.register_forward_hook(watch(layer.name), with_kwargs=True) for layer in layers]
-        try:
-            with torch.inference_mode(False), torch.enable_grad():  # whatever the mode around the call
+        with _recording(), self.network.lock:
+            handles = [layer.module.register_forward_hook(watch(layer.name), with_kwargs=True) for layer in layers]
+            try:
                 theta = self.network.theta.clone().requires_grad_()
-                x, y = map_leaves(lambda leaf: leaf.clone() if leaf.is_inference() else leaf, (x, y))
-                rows = self.function(theta, x, y)  # (n, O)
-                summed = [rows[:, o].sum() for o in range(rows.shape[1])]
-        finally:
-            for handle in handles:
-                handle.remove()
-        once = {name: calls[0] for name, calls in seen.items() if len(calls) == 1 and calls[0][1].requires_grad}
-        outputs = [output for _, output in once.values()]
+                x, y = map_leaves(_ordinary, (x, y))
+                values = self.function(theta, x, y)  # (n, O)
+            finally:
+                for handle in handles:
+                    handle.remove()
+        once = {
+            name: called[0]
+            for name, called in calls.items()
+            if len(called) == 1 and called[0][1].requires_grad and len(called[0][0]) == len(called[0][1]) == len(values)
+        }
+        gradients = self._backward(values, [output for _, output in once.values()])
+        kept = {name: (inputs, g) for (name, (inputs, _)), g in zip(once.items(), gradients, strict=True)}
+        return Captured(values.detach(), kept)
+
+    def _backward(self, values: Tensor, outputs: list[Tensor]) -> list[Tensor]:
+        """Return the derivatives (n, O, ...) of every value with respect to what the layers put out."""
         if not outputs:
-            return {}, {}
-        gradients = [
-            torch.autograd.grad(value, outputs, retain_graph=o + 1 < len(summed), allow_unused=True)
-            for o, value in enumerate(summed)
-        ]
-        stacked = {}
-        for i, (name, (_, output)) in enumerate(once.items()):
-            parts = [g[i] if g[i] is not None else torch.zeros_like(output) for g in gradients]
-            stacked[name] = torch.stack(parts, dim=1)
-        return {name: inputs for name, (inputs, _) in once.items()}, stacked
+            return []
+        with _recording():
+            passes = [_gradients(value, outputs) for value in values.sum(0)]  # examples do not influence each other
+        return [torch.stack(parts, dim=1) for parts in zip(*passes, strict=True)]
 
 
-def _layer_pieces(layer: Layer, inputs: Tensor, gradients: Tensor) -> list[Piece]:
-    """Return the rows of one layer: factors where an example has one position, entries where it has several."""
-    module = layer.module
-    if isinstance(module, nn.Conv2d):
-        assert not isinstance(module.padding, str)
-        patches = nn.functional.unfold(inputs, module.kernel_size, module.dilation, module.padding, module.stride)
-        inputs = patches.transpose(1, 2)  # (n, T, in)
-        gradients = gradients.flatten(3).transpose(2, 3)  # (n, O, T, out)
-    elif inputs.ndim == 2:
-        return [OuterPiece(inputs, gradients, layer.weight, layer.bias)]
-    else:
-        inputs, gradients = inputs.flatten(1, -2), gradients.flatten(2, -2)
-    n, outputs, _, out = gradients.shape
-    result: list[Piece] = []
-    if layer.weight is not None:
-        entries = gradients.mT @ inputs[:, None]  # (n, O, out, in)
-        result.append(DensePiece(entries.reshape(n * outputs, -1), layer.weight))
-    if layer.bias is not None:
-        result.append(DensePiece(gradients.sum(2).reshape(n * outputs, out), layer.bias))
-    return result
+class LayersDiffer(ModelError):
+    """A layer that was called once for the first examples was not for others."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"Layer {name!r} is called once for some examples and not so for others: pass inputs of one kind, or leave "
+            "its parameters out with parameters=..."
+        )
+
+
+@contextlib.contextmanager
+def _recording() -> Iterator[None]:
+    """Record for differentiation, whatever the mode around the call."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+def _ordinary(leaf: Tensor) -> Tensor:
+    return leaf.clone() if leaf.is_inference() else leaf
+
+
+def _gradients(value: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """Differentiate one number; what it does not depend on has a derivative of zero."""
+    found = torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
+    return list(found)

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import fnmatch
 import hashlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -56,6 +57,16 @@ class Network:
         self._fixed = {name: t.detach().clone() for name, t in _tensors(model).items() if name not in chosen}
         self.n_parameters = len(self.theta)
         self.dtype, self.device = self.theta.dtype, self.theta.device
+        self.lock = threading.RLock()  # parameters and hooks are put into the module for the time of a call
+        self.found: dict[str, Any] = {}  # what was found out about the network, once for all
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what a copy makes anew."""
+        return {key: value for key, value in vars(self).items() if key not in ("lock", "found")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take up the state of another."""
+        vars(self).update(state, lock=threading.RLock(), found={})
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:  # (*, P) -> named (*, shape)
         """Name the pieces of a flat vector, or of a batch of them."""
@@ -76,7 +87,8 @@ class Network:
     def __call__(self, flat: Tensor, x: Any) -> Tensor:  # (P,) -> (n, O)
         """Evaluate the network at the given parameters; outputs are (n, O)."""
         args, kwargs = _arguments(x)
-        return as_matrix(functional_call(self.module, self.unflatten(flat), args, kwargs))
+        with self.lock:
+            return as_matrix(functional_call(self.module, self.unflatten(flat), args, kwargs))
 
     def outputs(self, x: Any) -> Tensor:  # (n, O)
         """Evaluate the network as it was trained."""

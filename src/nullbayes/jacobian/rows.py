@@ -28,7 +28,6 @@ from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction, Storage
 
 Formed = Literal["form", "products"]
-_FORM_ENTRIES = 2**26  # entries of plain rows formed at a time
 _WALK_BYTES = 2**29  # of rows formed in passing, at most
 _PRODUCT_EXAMPLES = 8192  # examples times vectors in one differentiation
 
@@ -164,10 +163,8 @@ class JacobianRows(Rows):
         self, first: int, last: int, *, half: bool = False, place: torch.device | None = None
     ) -> tuple[Piece, ...]:
         """Form the rows of a range of examples, a chunk at a time, into tensors of the final size."""
-        plain = sum(stop - start for start, stop in self._layers.rest)
-        size = max(1, min(512, _FORM_ENTRIES // max(1, plain * self.granule)))
         whole: list[Piece] = []
-        for start, stop in self.examples.ranges(size, first, last):
+        for start, stop in self.examples.ranges(self._layers.examples_at_a_time, first, last):
             part = self._layers.pieces(*self.examples.read(start, stop))
             if half:
                 part = [piece.halved() for piece in part]

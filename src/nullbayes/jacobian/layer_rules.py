@@ -1,0 +1,168 @@
+r"""One rule for each type of layer: its rows, from what went in and what came back.
+
+A rule is a function ``(module, inputs, gradients) -> rows``. ``inputs`` (n, ...) went into the layer, ``gradients``
+(n, O, ...) are the derivatives of each output of the network with respect to what came out of it. The rows are
+:class:`Factors`, or entries (n, O, *shape) for each parameter, made when they are asked for. A layer type is added
+by writing such a function and naming it in :data:`RULES`; rows are compared with plain differentiation before they are
+used, so that a rule need not foresee everything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
+
+Entries = dict[str, Callable[[], Tensor]]  # name of the parameter -> (n, O, *shape)
+
+
+@dataclass(frozen=True)
+class Factors:
+    r"""Weight rows :math:`\sum_t g_{no,t}\, a_{n,t}^\top` over positions, bias rows :math:`\sum_t g_{no,t}`."""
+
+    inputs: Tensor  # (n, T, in)
+    gradients: Tensor  # (n, O, out, T)
+
+    def entries(self) -> Entries:
+        """Return the sums over the positions."""
+        n, outputs, out, positions = self.gradients.shape
+
+        def weight() -> Tensor:  # all outputs of an example in one product: its inputs are read once
+            product = torch.bmm(self.gradients.reshape(n, outputs * out, positions), self.inputs)
+            return product.view(n, outputs, out, -1)
+
+        return {"weight": weight, "bias": lambda: self.gradients.sum(3)}
+
+
+Rule = Callable[[Any, Tensor, Tensor], Factors | Entries]
+
+
+def pieces(rows: Factors | Entries, columns: Mapping[str, int]) -> list[Piece]:
+    """Place rows at their columns: factors where an example has one position, entries where it has several."""
+    if isinstance(rows, Factors):
+        if rows.inputs.shape[1] == 1:
+            activations, gradients = rows.inputs[:, 0], rows.gradients[..., 0]
+            return [OuterPiece(activations, gradients, columns.get("weight"), columns.get("bias"))]
+        rows = rows.entries()
+    made = ((rows[name](), column) for name, column in columns.items())
+    return [DensePiece(entries.reshape(entries.shape[0] * entries.shape[1], -1), column) for entries, column in made]
+
+
+# --- the rules --------------------------------------------------------------------------------------------------------
+
+
+def _linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> Factors:
+    n, outputs, width = gradients.shape[0], gradients.shape[1], gradients.shape[-1]
+    return Factors(inputs.reshape(n, -1, inputs.shape[-1]), gradients.reshape(n, outputs, -1, width).mT)
+
+
+def _convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, gradients: Tensor) -> Factors | Entries:
+    patches, gradients = _patches(module, inputs), gradients.flatten(3)  # (n, in * kernel, T), (n, O, out, T)
+    if module.groups == 1:
+        return Factors(patches.mT, gradients)
+    n, outputs, _, positions = gradients.shape
+    grouped = gradients.reshape(n, outputs, module.groups, -1, positions)
+    patches = patches.reshape(n, module.groups, -1, positions)
+    return {
+        "weight": lambda: torch.einsum("nogct,ngit->nogci", grouped, patches),
+        "bias": lambda: gradients.sum(3),
+    }
+
+
+def _patches(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor) -> Tensor:  # (n, in * kernel, T)
+    """Return what each position of a convolution sees; views, copied once, are far faster than ``unfold``."""
+    kernel, dims = module.kernel_size, len(module.kernel_size)
+    reach = [d * (k - 1) for k, d in zip(kernel, module.dilation, strict=True)]
+    if module.padding == "same":
+        edges = [(r // 2, r - r // 2) for r in reach]
+    else:
+        edges = [(0, 0)] * dims if isinstance(module.padding, str) else [(p, p) for p in module.padding]
+    if any(max(edge) > 0 for edge in edges):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        inputs = F.pad(inputs, [p for edge in reversed(edges) for p in edge], mode)
+    for axis in range(dims):
+        inputs = inputs.unfold(2 + axis, reach[axis] + 1, module.stride[axis])
+        inputs = inputs[..., :: module.dilation[axis]]
+    # now (n, in, *positions, *kernel)
+    order = (0, 1, *range(2 + dims, 2 + 2 * dims), *range(2, 2 + dims))
+    return inputs.permute(order).reshape(len(inputs), inputs.shape[1] * math.prod(kernel), -1)
+
+
+def _by_channel(normalize: Callable[[Any, Tensor], Tensor]) -> Rule:
+    """Return the rule of a layer that scales and shifts its normalized inputs by channel, at dimension 1."""
+
+    def rule(module: nn.Module, inputs: Tensor, gradients: Tensor) -> Entries:
+        n, outputs, channels = gradients.shape[:3]
+        back = gradients.reshape(n, outputs, channels, -1)
+        return {
+            "weight": lambda: torch.einsum("noct,nct->noc", back, normalize(module, inputs).reshape(n, channels, -1)),
+            "bias": lambda: back.sum(3),
+        }
+
+    return rule
+
+
+def _by_feature(normalize: Callable[[Any, Tensor], Tensor]) -> Rule:
+    """Return the rule of a layer that scales and shifts its normalized inputs by feature, at the last dimensions."""
+
+    def rule(module: nn.LayerNorm | nn.RMSNorm, inputs: Tensor, gradients: Tensor) -> Entries:
+        n, outputs, features = gradients.shape[0], gradients.shape[1], math.prod(module.normalized_shape)
+        back = gradients.reshape(n, outputs, -1, features)
+        return {
+            "weight": lambda: torch.einsum("notc,ntc->noc", back, normalize(module, inputs).reshape(n, -1, features)),
+            "bias": lambda: back.sum(2),
+        }
+
+    return rule
+
+
+def _batch_norm(module: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    return F.batch_norm(x, module.running_mean, module.running_var, eps=module.eps)
+
+
+def _group_norm(module: nn.GroupNorm, x: Tensor) -> Tensor:
+    return F.group_norm(x, module.num_groups, eps=module.eps)
+
+
+def _layer_norm(module: nn.LayerNorm, x: Tensor) -> Tensor:
+    return F.layer_norm(x, module.normalized_shape, eps=module.eps)
+
+
+def _rms_norm(module: nn.RMSNorm, x: Tensor) -> Tensor:
+    return F.rms_norm(x, module.normalized_shape, eps=module.eps)
+
+
+def _embedding(module: nn.Embedding, inputs: Tensor, gradients: Tensor) -> Entries:
+    n, outputs, width = gradients.shape[0], gradients.shape[1], gradients.shape[-1]
+
+    def weight() -> Tensor:
+        chosen = inputs.reshape(n, 1, -1, 1).expand(-1, outputs, -1, width)
+        entries = gradients.new_zeros(n, outputs, module.num_embeddings, width)
+        entries.scatter_add_(2, chosen, gradients.reshape(n, outputs, -1, width))
+        if module.padding_idx is not None:
+            entries[:, :, module.padding_idx] = 0
+        return entries
+
+    return {"weight": weight}
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: _linear,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.Conv3d: _convolution,
+    nn.BatchNorm1d: _by_channel(_batch_norm),
+    nn.BatchNorm2d: _by_channel(_batch_norm),
+    nn.BatchNorm3d: _by_channel(_batch_norm),
+    nn.GroupNorm: _by_channel(_group_norm),
+    nn.LayerNorm: _by_feature(_layer_norm),
+    nn.RMSNorm: _by_feature(_rms_norm),
+    nn.Embedding: _embedding,
+}

@@ -1,0 +1,211 @@
+"""Rows by layers: each rule gives the derivatives, and what no rule can do goes the plain way."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nullbayes as nb
+from models import CLASSIFICATION, MLP, jacobian
+from nullbayes.errors import ModelError
+from nullbayes.jacobian import layer_rules
+from nullbayes.jacobian.layer_rules import RULES
+from nullbayes.jacobian.network import Network
+from nullbayes.linalg.held import OuterPiece
+
+
+class Pooled(nn.Module):
+    """A layer, what bends, and the mean over all positions."""
+
+    def __init__(self, layer: nn.Module, channel: int = 1) -> None:
+        super().__init__()
+        self.layer, self.head, self.channel = layer, nn.LazyLinear(3), channel
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = (self.layer(x) * 1.3).tanh()
+        return self.head(h.movedim(self.channel, -1).flatten(1, -2).mean(1) if h.ndim > 2 else h)
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+
+
+def randint(high: int, *shape: int) -> Tensor:
+    return torch.randint(high, shape, generator=torch.Generator().manual_seed(5))
+
+
+LAYERS: dict[str, tuple[nn.Module, Tensor, int]] = {  # layer, inputs, dimension of the channels
+    "linear": (nn.Linear(4, 3), randn(5, 4), 1),
+    "linear, positions": (nn.Linear(4, 3), randn(5, 2, 6, 4), -1),
+    "linear, no bias": (nn.Linear(4, 3, bias=False), randn(5, 2, 4), -1),
+    "conv1d": (nn.Conv1d(2, 3, 3, stride=2, padding=1, dilation=2), randn(5, 2, 9), 1),
+    "conv2d": (nn.Conv2d(2, 3, (3, 2), stride=(1, 2), padding=(2, 0)), randn(5, 2, 6, 5), 1),
+    "conv2d, one position": (nn.Conv2d(2, 3, (6, 5)), randn(5, 2, 6, 5), 1),
+    "conv2d, groups": (nn.Conv2d(4, 6, 3, groups=2, padding=1), randn(5, 4, 4, 5), 1),
+    "conv2d, depthwise": (nn.Conv2d(4, 4, 3, groups=4, dilation=2), randn(5, 4, 6, 5), 1),
+    "conv2d, same": (nn.Conv2d(2, 3, (5, 3), padding="same", dilation=(1, 2)), randn(5, 2, 6, 5), 1),
+    "conv2d, valid": (nn.Conv2d(2, 3, 3, padding="valid"), randn(5, 2, 6, 5), 1),
+    "conv2d, circular": (nn.Conv2d(2, 3, 3, padding=(1, 2), padding_mode="circular"), randn(5, 2, 6, 5), 1),
+    "conv2d, reflect": (nn.Conv2d(2, 3, (4, 3), padding="same", padding_mode="reflect"), randn(5, 2, 6, 5), 1),
+    "conv3d": (nn.Conv3d(2, 3, (2, 3, 1), stride=(2, 1, 1), padding=1), randn(5, 2, 4, 5, 3), 1),
+    "batchnorm1d": (nn.BatchNorm1d(4), randn(5, 4), 1),
+    "batchnorm1d, positions": (nn.BatchNorm1d(4, eps=0.1), randn(5, 4, 3), 1),
+    "batchnorm2d": (nn.BatchNorm2d(2), randn(5, 2, 3, 4), 1),
+    "batchnorm3d": (nn.BatchNorm3d(2), randn(5, 2, 3, 2, 4), 1),
+    "groupnorm": (nn.GroupNorm(2, 4, eps=0.1), randn(5, 4, 3, 2), 1),
+    "layernorm": (nn.LayerNorm(4, eps=0.1), randn(5, 3, 4), -1),
+    "layernorm, two dimensions": (nn.LayerNorm((3, 4)), randn(5, 2, 3, 4), -1),
+    "layernorm, no bias": (nn.LayerNorm(4, bias=False), randn(5, 4), 1),
+    "rmsnorm": (nn.RMSNorm(4, eps=0.1), randn(5, 3, 4), -1),
+    "embedding": (nn.Embedding(6, 4), randint(6, 5, 7), -1),
+    "embedding, one word": (nn.Embedding(6, 4), randint(6, 5), -1),
+}
+each_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def build(name: str) -> tuple[nn.Module, Tensor, Tensor]:
+    layer, x, channel = LAYERS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        model = Pooled(copy.deepcopy(layer), channel).double()
+        model(x)
+        with torch.no_grad():
+            for tensor in (*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())):
+                tensor.add_(torch.rand_like(tensor))
+    return model.eval(), x, randint(3, 5)
+
+
+@each_layer
+def test_each_rule_gives_the_derivatives(name: str) -> None:
+    model, x, y = build(name)
+    rows = nb.OutputJacobian(model, [(x, y)])
+    assert rows.route == "by layers (100% of the parameters)"
+    torch.testing.assert_close(rows.dense(), jacobian(model, x).flatten(0, 1))
+
+
+@pytest.mark.parametrize("chosen", ["layer.weight", "layer.bias"])
+@each_layer
+def test_one_parameter_of_a_layer_alone(name: str, chosen: str) -> None:
+    model, x, y = build(name)
+    if chosen in dict(model.named_parameters()):
+        rows = nb.OutputJacobian(model, [(x, y)], parameters=chosen)
+        assert rows.route == "by layers (100% of the parameters)"
+        torch.testing.assert_close(rows.dense(), jacobian(model, x, [chosen]).flatten(0, 1))
+
+
+def test_every_rule_is_tested() -> None:
+    assert set(RULES) == {type(layer) for layer, _, _ in LAYERS.values()}
+
+
+def test_the_row_of_padding_is_zero_as_it_is_when_training() -> None:
+    words = nn.Embedding(6, 4, padding_idx=2).double()
+    x, gradients = torch.tensor([[2, 1, 2], [2, 2, 5]]), randn(2, 3, 3, 4)
+    (piece,) = layer_rules.pieces(RULES[nn.Embedding](words, x, gradients), {"weight": 0})
+    found = torch.zeros(6, 24, dtype=torch.float64)
+    piece.put_dense(found)
+    found = found.view(2, 3, 6, 4)
+    assert not found[:, :, [0, 2, 3, 4]].any()
+    torch.testing.assert_close(found[0, :, 1], gradients[0, :, 1])
+    torch.testing.assert_close(found[1, :, 5], gradients[1, :, 2])
+
+
+def test_a_convolution_with_one_position_is_held_as_factors() -> None:
+    model, x, y = build("conv2d, one position")
+    assert all(isinstance(piece, OuterPiece) for piece in nb.OutputJacobian(model, [(x, y)]).keep().pieces)
+
+
+def test_a_rule_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = build("conv2d, reflect")
+    right = RULES[nn.Conv2d]
+
+    def wrong(module: Any, inputs: Tensor, gradients: Tensor) -> Any:
+        return right(module, inputs.flip(-1), gradients)
+
+    monkeypatch.setitem(RULES, nn.Conv2d, wrong)
+    rows = nb.OutputJacobian(model, [(x, y)])
+    assert rows.route == "vmap(jacrev)"
+    torch.testing.assert_close(rows.dense(), jacobian(model, x).flatten(0, 1))
+
+
+# --- when the plain way is taken --------------------------------------------------------------------------------------
+
+
+class Gained(nn.Module):
+    """A parameter that no rule knows, between a layer with positions and one without."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.token, self.gain, self.head = nn.Linear(2, 4), nn.Parameter(torch.ones(4)), nn.Linear(4, width)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, 3, 2)
+        return self.head((self.token(x) * self.gain).tanh().mean(1))
+
+
+@pytest.mark.parametrize(("width", "route"), [(3, "vmap(jacrev)"), (4, "by layers (89% of the parameters)")])
+def test_a_second_way_is_taken_only_where_half_the_columns_are_factors(width: int, route: str) -> None:
+    model, x, y = Gained(width).double(), randn(5, 3, 2), randint(3, 5)  # 12 + 4, and 15 or 20 in the head
+    rows = nb.OutputJacobian(model, [(x, y)])
+    assert rows.route == route
+    torch.testing.assert_close(rows.dense(), jacobian(model, x).flatten(0, 1))
+
+
+class Unbatchable(nn.Module):
+    """Looks at a number, which vmap does not allow, and has a parameter that no rule knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.gain = nn.Linear(4, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x) * self.gain
+        return h.tanh() if float(h.detach().abs().sum()) >= 0 else h
+
+
+def test_a_network_that_vmap_does_not_know_has_rows() -> None:
+    model, (x, y) = Unbatchable().double(), CLASSIFICATION.data()
+    with torch.inference_mode():
+        entries = nb.OutputJacobian(model, [(x, y)]).dense()
+    torch.testing.assert_close(entries.clone(), jacobian(model, x).flatten(0, 1))
+
+
+class Repeats(nn.Module):
+    """Calls its layer as often as it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, times: Tensor) -> Tensor:
+        for _ in range(int(times[0])):
+            x = self.layer(x).tanh()
+        return x
+
+
+def test_examples_that_call_layers_differently_are_refused() -> None:
+    x = (randn(6, 4), torch.tensor([1, 1, 1, 1, 2, 2]))
+    with pytest.raises(ModelError, match="'layer' is called once for some examples"):
+        nb.OutputJacobian(Repeats().double(), [(x, randint(3, 6))]).block(16, 24)
+
+
+# --- several threads, copies ------------------------------------------------------------------------------------------
+
+
+def test_threads_share_a_network() -> None:
+    model, x, y = build("conv2d")
+    rows, wanted = nb.OutputJacobian(model, [(x, y)]), jacobian(model, x).flatten(0, 1)
+    with ThreadPoolExecutor(4) as threads:
+        for entries in threads.map(lambda _: rows.dense(), range(24)):
+            torch.testing.assert_close(entries, wanted)
+
+
+def test_a_network_can_be_copied_and_pickled() -> None:
+    network, (x, _) = Network(MLP.build()), CLASSIFICATION.data()
+    for twin in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert twin.lock is not network.lock
+        torch.testing.assert_close(twin.outputs(x), network.outputs(x))
