@@ -17,7 +17,7 @@ from nullbayes.errors import ModelError
 from nullbayes.jacobian import layer_rules
 from nullbayes.jacobian.layer_rules import RULES
 from nullbayes.jacobian.network import Network
-from nullbayes.linalg.held import OuterPiece
+from nullbayes.linalg.pieces import OuterPiece
 
 
 class Pooled(nn.Module):

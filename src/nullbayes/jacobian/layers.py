@@ -29,7 +29,6 @@ from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction
 
 _CHECKED_EXAMPLES = 3
-_WORKING_BYTES = {"cpu": 2**29, "cuda": 2**32}  # of what is in memory only while rows are formed
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,11 +112,6 @@ class LayerRows:
             return "vmap(jacrev)"
         covered = self.network.n_parameters - sum(stop - start for start, stop in self.rest)
         return f"by layers ({covered / self.network.n_parameters:.0%} of the parameters)"
-
-    @property
-    def examples_at_a_time(self) -> int:
-        """Return how many examples to form rows of in one go, by the memory that takes beside the rows."""
-        return max(1, _WORKING_BYTES.get(self.network.device.type, 2**29) // self.example_bytes)
 
     @full_precision()
     def pieces(self, x: Any, y: Tensor) -> list[Piece]:

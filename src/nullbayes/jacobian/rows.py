@@ -29,6 +29,7 @@ from nullbayes.types import RowFunction, Storage
 
 Formed = Literal["form", "products"]
 _WALK_BYTES = 2**29  # of rows formed in passing, at most
+_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**32}  # of what is in memory only while rows are formed
 _PRODUCT_EXAMPLES = 8192  # examples times vectors in one differentiation
 
 
@@ -50,6 +51,8 @@ class JacobianRows(Rows):
     ----------
     pass_bytes : int
         How much of a block may be formed at a time, where blocks are not held.
+    working_bytes : int
+        What may be in memory only while rows are formed.
     """
 
     pass_bytes: int = 2**62
@@ -69,6 +72,7 @@ class JacobianRows(Rows):
             raise SettingsError(msg)
         self.network, self.examples, self.likelihood, self.function = network, examples, likelihood, function
         self.granule = granule
+        self.working_bytes = _WORKING_BYTES.get(network.device.type, 2**28)
         self.storage: Storage = storage
         self.n_rows, self.n_columns = len(examples) * granule, network.n_parameters
         self.dtype, self.device = network.dtype, network.device
@@ -156,6 +160,16 @@ class JacobianRows(Rows):
         return self._layers.pieces(*self.examples.read(0, 1))
 
     @property
+    def _formed_at_once(self) -> int:
+        """Examples whose rows are formed together."""
+        return max(1, min(len(self.examples), self.working_bytes // self._layers.example_bytes))
+
+    @property
+    def forming_bytes(self) -> int:
+        """What is in memory only while rows are formed."""
+        return self._formed_at_once * self._layers.example_bytes
+
+    @property
     def _bytes_an_example(self) -> int:
         return max(1, sum(piece.n_bytes() for piece in self._example_pieces))
 
@@ -164,7 +178,7 @@ class JacobianRows(Rows):
     ) -> tuple[Piece, ...]:
         """Form the rows of a range of examples, a chunk at a time, into tensors of the final size."""
         whole: list[Piece] = []
-        for start, stop in self.examples.ranges(self._layers.examples_at_a_time, first, last):
+        for start, stop in self.examples.ranges(self._formed_at_once, first, last):
             part = self._layers.pieces(*self.examples.read(start, stop))
             if half:
                 part = [piece.halved() for piece in part]

@@ -120,6 +120,11 @@ class Rows(ABC):
         return self.walk_rows
 
     @property
+    def forming_bytes(self) -> int:
+        """Bytes that are needed only while rows are formed."""
+        return 0
+
+    @property
     def reference(self) -> Rows:
         """The rows that the final residual is measured on: these, unless they are an approximation of others."""
         return self

@@ -16,9 +16,9 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def memory_limit_bytes(limit: int | str | None, device: torch.device) -> int:
-    """Return a limit in bytes: a number, a string such as "8GB", or 60 % of what is free now."""
+    """Return a limit in bytes: a number, a string such as "8GB", or a share of what is free now."""
     if limit is None:
-        return int(0.6 * _free_memory(device))
+        return int((0.85 if device.type == "cuda" else 0.6) * _free_memory(device))
     if isinstance(limit, str):
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([KMGT]?)(i?B)?\s*", limit, flags=re.IGNORECASE)
         if match is None:

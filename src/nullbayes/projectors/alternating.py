@@ -86,7 +86,7 @@ class Alternating(Projector):
         float64 all the same.
     shift : float, optional
         The least :math:`\delta` of the block steps, relative to squared row lengths: a larger one spares directions
-        that the rows hardly see. By default a third of ``rtol``, and never less than rounding asks for.
+        that the rows hardly see. By default half of ``rtol``, and never less than rounding asks for.
     coarse : int
         Dimension of a coarse space that is taken out first: the leading directions of the rows, scaled to unit length,
         found by a randomized range finder. Pays when the blocks are many.
@@ -119,7 +119,7 @@ class Alternating(Projector):
 
     def prepare_for(self, rows: Rows, rtol: float) -> SweepState:
         """Prepare for another tolerance than one's own."""
-        shift = rtol / 3.0 if self.shift is None else self.shift
+        shift = rtol / 2.0 if self.shift is None else self.shift
         size = min(self.block_rows or rows.block_rows or _LARGEST_BLOCK, rows.n_rows)
         coarse = coarse_space(rows, self.coarse) if self.coarse else None
         if size == rows.n_rows > rows.n_columns:

@@ -246,7 +246,8 @@ class _Counter:
         rows, rates = self.rows, self.rates
         block = block or rows.n_rows
         products = 4.0 * rows.n_rows * self.samples * rows.product_cost()
-        need = self.vectors + matrices + self.held
+        forming_bytes = min(rows.forming_bytes, self.limit // 8)
+        need = self.vectors + self.held + max(matrices, forming_bytes)
         passing = 0
         sweep = max(2.0 * products / rates.single, 2.0 * self.held / rates.bandwidth)
         forming = self.entries / rates.formed
@@ -258,17 +259,18 @@ class _Counter:
             passing = block * self.row_bytes
             sweep += rows.kept_bytes() / rates.transfer
         elif self.storage == "form":
-            room = max(self.row_bytes * rows.granule, (self.limit - need) // 3)
+            need = self.vectors + matrices + forming_bytes
+            room = max(self.row_bytes * rows.granule, (self.limit - need) // 2)
             passing = min(block * self.row_bytes, room)
             parts = -(-block * self.row_bytes // passing)
             sweep += forming * (1.2 if parts == 1 else 2.2)
             seconds += forming * max(0.0, (parts - 1) / 2)
-            passing += passing  # what is formed, and what it is formed from
+            passing *= 1 if parts == 1 else 2  # a Gram matrix of many parts has two of them in memory
         elif self.storage == "products":
             sweep += 4.0 * forming * self.samples
             seconds += forming * 2.0 * block
         seconds += sweep * sweeps
         return Plan(
             projector, self.storage, why, rows.n_rows, rows.n_columns, self.samples, int(need + passing),
-            work + products, self.limit, max(1, passing // 2), seconds,
+            work + products, self.limit, max(self.row_bytes * rows.granule, (self.limit - need) // 2), seconds,
         )  # fmt: skip
