@@ -1,0 +1,93 @@
+"""The automatic choice takes at most one and a half times as long as the best projector for the problem.
+
+Four problems, among them few rows, few parameters, and many of both; every projector is asked for the same tolerance,
+and the best is the fastest that reached it. A direct method whose matrix would be larger than ``direct`` is left out.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import nullbayes as nb
+from benchmarks.frame import Settings, result
+from benchmarks.measure import Clock
+from benchmarks.problems import KINDS, Problem, cnn, mlp, trained_on_digits
+
+SMALL = {
+    "n": 12, "wide": 2, "narrow": 1, "samples": 2, "tolerance": 0.1, "epochs": 1, "direct": 500, "sweeps": 20,
+    "repeats": 1,
+}  # fmt: skip
+FULL = {
+    "n": 1000, "wide": 16, "narrow": 16, "samples": 30, "tolerance": 1e-2, "epochs": 40, "direct": 5000, "sweeps": 200,
+    "repeats": 3,
+}  # fmt: skip
+CUDA = {"n": 1797, "wide": 32, "direct": 20_000}
+TIMES = 1.5  # what the claim promises
+PATIENCE = 30.0  # seconds after which a fit is not repeated
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Time the choice and its rivals on every problem."""
+    o = settings.options
+    wide = trained_on_digits(settings, "CNN", lambda: cnn(o.wide), o.n, o.epochs)
+    narrow = trained_on_digits(settings, "small MLP", lambda: mlp(64, o.narrow), o.n, o.epochs)
+    problems = [
+        ("few output rows", "output", wide.first(max(8, o.n // 10))),
+        ("many output rows", "output", wide),
+        ("loss rows", "loss", wide),
+        ("few parameters", "output", narrow),
+    ]
+    rows, ratios, notes = [], {}, []
+    for name, kind, problem in problems:
+        granule = 10 if kind == "output" else 1
+        found = {"auto": _fit(settings, kind, problem, "auto")}
+        for method, projector in _projectors(o, granule * len(problem.x), problem.n_parameters).items():
+            found[method] = _fit(settings, kind, problem, projector)
+        rows += [{"problem": name, "asked": method, **row} for method, row in found.items()]
+        rivals = {m: r["seconds"] for m, r in found.items() if m != "auto" and r["reached"]}
+        if not found["auto"]["reached"] or not rivals:
+            ratios[name] = None
+            notes.append(f"{name}: no ratio, since the choice or every rival missed the tolerance.")
+            continue
+        best = min(rivals, key=rivals.__getitem__)
+        ratios[name] = found["auto"]["seconds"] / rivals[best]
+        notes.append(f"{name}: {best} was the fastest.")
+    known = [ratio for ratio in ratios.values() if ratio is not None]
+    return result(rows, ratios, holds=len(known) == len(ratios) and max(known) <= TIMES, notes=notes)
+
+
+def _projectors(o: Any, n_rows: int, n_parameters: int) -> dict[str, nb.projectors.Projector]:
+    p, rtol = nb.projectors, o.tolerance
+    every: dict[str, nb.projectors.Projector] = {
+        "Alternating": p.Alternating(rtol=rtol, max_sweeps=o.sweeps),
+        "Krylov": p.Krylov(rtol=rtol, max_sweeps=o.sweeps),
+        "Lanczos": p.Lanczos(rtol=rtol, rank=max(1, min(300, n_rows // 2))),
+    }
+    if n_rows <= o.direct:
+        every["ExactDual"] = p.ExactDual(truncate=True, rtol=rtol)
+    if n_parameters <= o.direct:
+        every["ExactPrimal"] = p.ExactPrimal(truncate=True, rtol=rtol)
+    return every
+
+
+def _fit(settings: Settings, kind: str, problem: Problem, projector: Any) -> dict[str, Any]:
+    o = settings.options
+    posterior = KINDS[kind][0](problem.model, prior_precision=1.0)
+    posterior.fit(problem.first(8).loader, n_samples=2, projector=projector, tolerance=o.tolerance, progress=False)
+    times: list[float] = []
+    while len(times) < o.repeats and sum(times) < PATIENCE:
+        with Clock(settings.device) as clock:
+            posterior.fit(
+                problem.loader, n_samples=o.samples, projector=projector, tolerance=o.tolerance,
+                generator=settings.generator(), progress=False,
+            )  # fmt: skip
+        times.append(clock.seconds)
+    report = posterior.report
+    return {
+        "took": report.projector,
+        "seconds": statistics.median(times),
+        "sweeps": report.sweeps,
+        "residual": max(report.residual),
+        "reached": report.converged,
+    }
