@@ -81,8 +81,8 @@ class Peak:
         self.bytes: int | None = None
 
     def __enter__(self) -> Peak:
-        gc.collect()
         if self.device.type == "cuda":
+            gc.collect()
             synchronize(self.device)
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)

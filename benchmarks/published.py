@@ -23,6 +23,7 @@ import nullbayes as nb
 from benchmarks.measure import Clock
 
 EXAMPLES = 16  # of a block, in the paper's experiments
+_TOGETHER = 256  # Gram matrices inverted at a time
 _CHUNK_ENTRIES = 2**27  # of rows formed at a time for Gram matrices on CUDA
 
 
@@ -50,11 +51,15 @@ class BlockSweeps:
         self.cuts = [(start, min(start + size, rows.n_rows)) for start in range(0, rows.n_rows, size)]
         self.cutoff = torch.finfo(rows.dtype).eps if cutoff is None else cutoff
         with Clock(rows.device) as clock:
-            self.inverses = [self._inverse(gram) for gram in _grams(rows if formed is None else formed, self.cuts)]
+            self.inverses = self._invert(_grams(rows if formed is None else formed, self.cuts))
         self.factor_seconds = clock.seconds
 
-    def _inverse(self, gram: Tensor) -> Tensor:
-        return torch.linalg.pinv(gram, hermitian=True, rtol=self.cutoff).to(self.rows.dtype)
+    def _invert(self, grams: list[Tensor]) -> list[Tensor]:
+        """Return pseudo-inverses, many of one size at a time; the last may be smaller."""
+        inverses: list[Tensor] = []
+        for group in (*(grams[:-1][i : i + _TOGETHER] for i in range(0, len(grams) - 1, _TOGETHER)), grams[-1:]):
+            inverses.extend(torch.linalg.pinv(torch.stack(group), hermitian=True, rtol=self.cutoff).to(self.rows.dtype))
+        return inverses
 
     def sweep(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
         """Project on the kernel of each block in turn."""

@@ -2,7 +2,7 @@
 
 One alternating sweep with its residual measured, over rows that are held, over rows formed again in each sweep, and by
 the published algorithm (a JVP and a VJP a sample, no residual). Random images and weights: the cost of a sweep does not
-depend on them. Exponents are slopes of log seconds over log size.
+depend on them. Exponents are slopes of log seconds over log size; on CUDA, of log peak memory (factors included) too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import nullbayes as nb
 from benchmarks import published
 from benchmarks.frame import Settings, result
-from benchmarks.measure import exponent, median_seconds
+from benchmarks.measure import Peak, cuda_mib, exponent, median_seconds
 from benchmarks.problems import Problem, cnn, untrained
 
 SMALL = {
@@ -39,13 +39,18 @@ def run(settings: Settings) -> dict[str, Any]:
         for value in getattr(o, axis):
             at = {"n": o.base_n, "width": o.base_width, "samples": o.base_samples, axis: value}
             problem = untrained(settings, lambda width=at["width"]: cnn(width), (1, 8, 8), at["n"])
-            seconds = {method: _sweep(settings, problem, method, at["samples"]) for method in METHODS}
-            rows.append({"axis": axis, "N": at["n"], "P": problem.n_parameters, "S": at["samples"], **seconds})
+            row = {"axis": axis, "N": at["n"], "P": problem.n_parameters, "S": at["samples"]}
+            for method in METHODS:
+                with Peak(settings.device) as peak:
+                    row[method] = _sweep(settings, problem, method, at["samples"])
+                row[f"{method} MiB"] = cuda_mib(peak)
+            rows.append(row)
     exponents, ratios = {}, {}
     for axis, column in (("n", "N"), ("width", "P"), ("samples", "S")):
         along = [row for row in rows if row["axis"] == axis]
-        for method in METHODS:
-            exponents[f"{method} in {column}"] = exponent([r[column] for r in along], [r[method] for r in along])
+        for figure in (*METHODS, *(f"{method} MiB" for method in METHODS)):
+            if all(row[figure] is not None for row in along):
+                exponents[f"{figure} in {column}"] = exponent([r[column] for r in along], [r[figure] for r in along])
         ratios[f"published/held, most {column}"] = along[-1]["published"] / along[-1]["held"]
     holds = exponents["held in N"] < 1.25 and exponents["held in P"] < 1.25 and exponents["held in S"] < 0.75
     return {**result(rows, ratios, holds=holds), "exponents": exponents}

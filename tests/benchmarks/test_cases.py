@@ -155,6 +155,18 @@ def test_published_algorithm_takes_linearly_dependent_rows() -> None:
     torch.testing.assert_close(sweeps.sweep(noise), exact, rtol=0.0, atol=1e-6)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on CUDA")
+@pytest.mark.parametrize("kind", [nb.OutputJacobian, nb.LossJacobian])
+def test_recorded_block_steps_do_the_same(kind: type[nb.OutputJacobian]) -> None:
+    model, x, y = network()
+    sweeps = published.PublishedSweeps(kind, model.cuda(), x.cuda(), y.cuda())
+    noise = torch.randn(3, sweeps.rows.n_columns).double().cuda()
+    plain = sweeps.sweep(noise)
+    sweeps.record(noise)
+    assert sweeps.unrecorded is None
+    torch.testing.assert_close(sweeps.sweep(noise), plain)
+
+
 def test_budget_that_ends_early_is_reported() -> None:
     model, x, y = network()
     sweeps = published.PublishedSweeps(nb.OutputJacobian, model, x, y, examples=2)
