@@ -139,11 +139,11 @@ def test_published_algorithm_tends_to_the_exact_projection(kind: type[nb.OutputJ
     sweeps = published.PublishedSweeps(kind, model, x, y)
     assert [stop - start for start, stop in sweeps.cuts] == [16 * sweeps.rows.granule, 4 * sweeps.rows.granule]
     noise = torch.randn(3, sweeps.rows.n_columns).double()
-    done = published.run_until(sweeps, noise, tolerance=1e-9, budget=20.0)
+    done = published.run_until(sweeps, noise, tolerance=1e-8, budget=600.0)
     assert done.reached
     assert done.sweeps > 1
     exact = noise @ kernel_projector(kind(model, [(x, y)]).dense())
-    torch.testing.assert_close(done.directions, exact, rtol=0.0, atol=1e-7)
+    torch.testing.assert_close(done.directions, exact, rtol=0.0, atol=1e-6)
 
 
 def test_published_algorithm_takes_linearly_dependent_rows() -> None:
