@@ -53,7 +53,7 @@ format: $(INSTALLED) ## format the code, and repair what can be repaired by rule
 clean: ## remove .venv, the caches and the build outputs
 	@echo "==> removing $(VENV), caches and build outputs"
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(MADE):
 	@echo "==> making $(VENV) with $(PYTHON)"

@@ -19,7 +19,7 @@ SMALL = {
     "repeats": 1,
 }  # fmt: skip
 FULL = {
-    "n": 1000, "wide": 16, "narrow": 16, "samples": 30, "tolerance": 1e-2, "epochs": 40, "direct": 5000, "sweeps": 200,
+    "n": 500, "wide": 16, "narrow": 16, "samples": 30, "tolerance": 1e-2, "epochs": 40, "direct": 3000, "sweeps": 200,
     "repeats": 3,
 }  # fmt: skip
 CUDA = {"n": 1797, "wide": 32, "direct": 20_000}

@@ -18,8 +18,8 @@ from benchmarks.measure import Peak
 from benchmarks.problems import KINDS, cnn, untrained
 
 SMALL = {"n": 60, "width": 4, "samples": 2, "limits": (100,), "rows": "output", "tolerance": 0.1}
-FULL = {"n": 1000, "width": 16, "samples": 30, "limits": (8000, 2000, 1000, 500), "rows": "output", "tolerance": 0.05}
-CUDA = {"n": 20_000, "width": 32, "limits": (100_000, 40_000, 20_000, 10_000)}
+FULL = {"n": 300, "width": 16, "samples": 10, "limits": (1000, 200, 60, 30), "rows": "output", "tolerance": 0.05}
+CUDA = {"n": 20_000, "width": 32, "samples": 30, "limits": (100_000, 40_000, 20_000, 10_000)}
 _MIB = 2**20
 SLACK = 1.1  # a limit is kept if no more than a tenth is taken beyond it
 
