@@ -14,7 +14,7 @@ MADE := $(VENV)/.made-with-$(subst /,-,$(PYTHON))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint types format clean
+.PHONY: help demo benchmark test test-all lint types format clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -22,6 +22,10 @@ help: ## say what each target does
 demo: $(INSTALLED) ## run the demonstration, on data that come with it
 	@echo "==> nullbayes demo"
 	@$(BIN)/nullbayes demo
+
+benchmark: $(INSTALLED) ## run the benchmarks, small; others: make benchmark ARGS="--size full --data FOLDER"
+	@echo "==> nullbayes benchmark $(ARGS)"
+	@$(BIN)/nullbayes benchmark $(ARGS)
 
 test: $(INSTALLED) ## run the tests and the doctests, without the slow ones
 	@echo "==> tests and doctests (the slow ones: make test-all)"
@@ -49,7 +53,7 @@ format: $(INSTALLED) ## format the code, and repair what can be repaired by rule
 clean: ## remove .venv, the caches and the build outputs
 	@echo "==> removing $(VENV), caches and build outputs"
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(MADE):
 	@echo "==> making $(VENV) with $(PYTHON)"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import textwrap
 import time
 import warnings
@@ -43,7 +45,46 @@ def _commands() -> Callable[[], Any]:
         """Train a small network on digits, fit both posteriors, print a table and draw a picture."""
         run_demo(output)
 
+    @commands.command()
+    @click.argument("cases", nargs=-1, metavar="[CASE]...")
+    @click.option(
+        "--folder",
+        type=click.Path(path_type=Path),
+        default=Path("benchmarks"),
+        show_default=True,
+        help="The folder benchmarks of a checkout.",
+    )
+    @click.option("--data", type=click.Path(path_type=Path), help="Folder with the data sets; default NULLBAYES_DATA.")
+    @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+    @click.option("--size", type=click.Choice(["small", "full"]), default="small", show_default=True)
+    @click.option("--seed", type=int, default=0, show_default=True)
+    @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Replace an option of the cases.")
+    @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the results here as well.")
+    @click.option("--list", "listing", is_flag=True, help="Say what cases there are.")
+    def benchmark(cases: tuple[str, ...], folder: Path, **options: Any) -> None:
+        """Run benchmark cases, all by default: each a claim, with figures and ratios measured in one run."""
+        runner = load_benchmarks(folder)
+        try:
+            results = runner.execute(cases, **options)
+        except runner.UsageError as error:
+            raise click.UsageError(str(error)) from error
+        if cases and any(record["skipped"] for record in results.get("cases", [])):
+            raise SystemExit(1)
+
     return commands
+
+
+def load_benchmarks(folder: Path) -> Any:
+    """Return the module that runs the benchmarks of a checkout; they are no part of the installed library."""
+    folder = folder.resolve()
+    if folder.name != "benchmarks" or not (folder / "run.py").is_file():
+        msg = (
+            f"There are no benchmarks in {folder}: they come with the source, not with the installed library. "
+            "Run this in a checkout of nullbayes, or say where its folder is: --folder CHECKOUT/benchmarks"
+        )
+        raise SystemExit(msg)
+    sys.path.insert(0, str(folder.parent))
+    return importlib.import_module("benchmarks.run")
 
 
 def run_demo(output: Path) -> None:

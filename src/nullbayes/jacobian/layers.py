@@ -91,6 +91,7 @@ class LayerRows:
         A few examples, to see which layers are called and to check the rows.
     """
 
+    @full_precision()
     def __init__(self, network: Network, function: RowFunction, x: Any, y: Tensor) -> None:
         self.network, self.function = network, function
         self._vmap = self._batched = True  # until it is seen to fail

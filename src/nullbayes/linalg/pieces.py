@@ -124,7 +124,7 @@ class DensePiece(Piece):
 
     def cross(self, other: Self, dtype: torch.dtype) -> Tensor:
         """Return ``B @ other.T``."""
-        return self.matrix.to(dtype) @ other.matrix.to(dtype).T
+        return _cross(self.matrix, other.matrix, dtype)
 
     def factors(self, granule: int) -> list[Factors]:
         """Return the entries, example by example."""
@@ -192,7 +192,7 @@ class HalfPiece(Piece):
     def cross(self, other: Self, dtype: torch.dtype) -> Tensor:
         """Return ``B @ other.T``; ten bits pass through TF32 products unchanged."""
         with tensor_float32():
-            tile = self.matrix.to(dtype) @ other.matrix.to(dtype).T
+            tile = _cross(self.matrix, other.matrix, dtype)
         return tile.mul_(self.scale).mul_(other.scale.T)
 
     def factors(self, granule: int) -> list[Factors]:
@@ -215,6 +215,18 @@ class HalfPiece(Piece):
     def costs(self) -> tuple[float, float]:
         """Return two operations a column."""
         return 2.0 * self.matrix.shape[1], 2.0 * self.matrix.shape[1]
+
+
+def _cross(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:  # (m, c), (m', c) -> (m, m')
+    """Return ``left @ right.T`` in a precision, widening some columns at a time where that takes a copy."""
+    if left.dtype == dtype:
+        return left @ right.T
+    step = max(1, _CAST_ENTRIES // max(len(left), len(right)))
+    chunks = zip(left.split(step, dim=1), right.split(step, dim=1), strict=True)
+    total = torch.zeros(len(left), len(right), dtype=dtype, device=left.device)
+    for a, b in chunks:
+        total.addmm_(a.to(dtype), b.to(dtype).T)
+    return total
 
 
 def _columns(piece: DensePiece | HalfPiece) -> slice:

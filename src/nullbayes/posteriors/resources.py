@@ -38,7 +38,8 @@ def host_memory_bytes(device: torch.device) -> int:
 
 def _free_memory(device: torch.device) -> int:
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch holds it for us
+        return int(torch.cuda.mem_get_info(device)[0]) + idle
     candidates = [8 * 2**30]
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
