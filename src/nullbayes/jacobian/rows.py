@@ -29,7 +29,7 @@ from nullbayes.types import RowFunction, Storage
 
 Formed = Literal["form", "products"]
 _WALK_BYTES = 2**29  # of rows formed in passing, at most
-_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**32}  # of what is in memory only while rows are formed
+_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**34}  # of what is in memory only while rows are formed
 _PRODUCT_EXAMPLES = 8192  # examples times vectors in one differentiation
 
 

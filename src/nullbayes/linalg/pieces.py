@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nullbayes.precision import tensor_float32
 
-_CAST_ENTRIES = 2**26  # entries of half precision that are widened at a time
+_CAST_ENTRIES = {"cpu": 2**25, "cuda": 2**29}  # widened at a time
 
 
 class Factors(NamedTuple):
@@ -166,7 +166,7 @@ class HalfPiece(Piece):
         return HalfPiece(self.matrix[rows], self.scale[rows], self.column)
 
     def _chunks(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-        step = max(1, _CAST_ENTRIES // self.matrix.shape[1])
+        step = max(1, _CAST_ENTRIES.get(self.matrix.device.type, 2**25) // self.matrix.shape[1])
         for start in range(0, len(self.matrix), step):
             rows = slice(start, start + step)
             yield rows, self.matrix[rows].to(dtype)
@@ -221,7 +221,7 @@ def _cross(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:  # (m, c)
     """Return ``left @ right.T`` in a precision, widening some columns at a time where that takes a copy."""
     if left.dtype == dtype:
         return left @ right.T
-    step = max(1, _CAST_ENTRIES // max(len(left), len(right)))
+    step = max(1, _CAST_ENTRIES.get(left.device.type, 2**25) // max(len(left), len(right)))
     chunks = zip(left.split(step, dim=1), right.split(step, dim=1), strict=True)
     total = torch.zeros(len(left), len(right), dtype=dtype, device=left.device)
     for a, b in chunks:

@@ -27,7 +27,7 @@ from nullbayes.posteriors.report import FitReport
 from nullbayes.posteriors.resources import Meter, host_memory_bytes, memory_limit_bytes
 from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
-from nullbayes.projectors import Projector, choose, mean_and_error
+from nullbayes.projectors import Projector, choose, mean_and_error, traces
 from nullbayes.types import Storage
 
 _MEASURED_EXAMPLES = 1024  # training examples on which the change of the outputs is measured, where rows do not tell
@@ -198,12 +198,12 @@ class KernelPosterior(SamplePosterior):
             projection = self._projector.apply(self._state, drawn, callback=show)
         info, new = projection.info, projection.directions[:n_samples]
         measured = slice(0, n_samples) if self._base is None else slice(n_samples, None)
-        traces = (drawn[measured].to(new.device).double() * projection.directions[measured].double()).sum(1)
+        estimates = traces(drawn[measured].to(new.device), projection.directions[measured])
         self._directions = new if self._directions is None else torch.cat([self._directions, new])
         report["residual"] += tuple(float(r) for r in info.residual[:n_samples])
         report["converged"] &= bool(info.converged[:n_samples].all())
         report["sweeps"] = max(report["sweeps"], info.sweeps)
-        report["traces"] += tuple(float(t) for t in traces)
+        report["traces"] += tuple(float(t) for t in estimates)
         report["rank"] = info.rank
         with self._meter.phase("measure"):
             report["train_std"] = self._train_std()
@@ -223,7 +223,8 @@ class KernelPosterior(SamplePosterior):
         assert self._report is not None
         if self._report["rank"] is not None:
             return float(self._network.n_parameters - self._report["rank"]), 0.0
-        return mean_and_error(torch.tensor(self._report["traces"], dtype=torch.float64, device="cpu"))
+        estimates = torch.tensor(self._report["traces"], dtype=torch.float64, device="cpu")
+        return mean_and_error(estimates, self._network.n_parameters)
 
     def _output_std(self) -> float:
         examples = self._jacobian.examples

@@ -19,6 +19,7 @@ from nullbayes.projectors.base import Outcome as Outcome
 from nullbayes.projectors.base import Projection as Projection
 from nullbayes.projectors.base import Projector as Projector
 from nullbayes.projectors.base import mean_and_error as mean_and_error
+from nullbayes.projectors.base import traces as traces
 from nullbayes.projectors.dual import ExactDual as ExactDual
 from nullbayes.projectors.krylov import Krylov as Krylov
 from nullbayes.projectors.lanczos import Lanczos as Lanczos

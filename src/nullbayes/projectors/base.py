@@ -58,7 +58,7 @@ class Info:
     rank : int or None
         Of the rows, where the method decides one.
     kernel_dimension, kernel_dimension_stderr : float
-        Trace of the map from noise to directions; estimated as the mean of ``noise · v`` unless the rank is known.
+        Trace of the map from noise to directions; estimated from ``noise · v`` unless the rank is known.
     precision : str
         In which the factors were computed.
     cutoff : float or None
@@ -188,7 +188,7 @@ def conclude(
     if rank is not None:
         dimension, stderr = float(rows.n_columns - rank), 0.0
     else:
-        dimension, stderr = trace_estimate(noise, directions)
+        dimension, stderr = mean_and_error(traces(noise, directions), rows.n_columns)
     info = Info(
         projector=name,
         outcome=Outcome.CONVERGED if bool(converged.all()) else failure,
@@ -213,17 +213,23 @@ def conclude(
     return Projection(directions, info)
 
 
-def trace_estimate(noise: Tensor, directions: Tensor) -> tuple[float, float]:
-    r"""Estimate the trace of the map from noise to directions, with its standard error (Hutchinson).
+def traces(noise: Tensor, directions: Tensor) -> Tensor:  # (S, P), (S, P) -> (S,)
+    r"""Estimate the trace of the map :math:`T` from noise to directions, once for each sample.
 
-    :math:`\varepsilon^\top T \varepsilon` has mean :math:`\operatorname{tr} T`; a projector's has variance
-    :math:`2 \operatorname{tr} T`, which stands in for the spread when there is but one sample.
+    For isotropic noise :math:`\varepsilon^\top T \varepsilon / \|\varepsilon\|^2` has mean
+    :math:`\operatorname{tr} T / P`: unlike Hutchinson's estimate it never exceeds :math:`P`, and it varies less.
     """
-    return mean_and_error((noise.double() * directions.double()).sum(1))
+    noise, directions = noise.double(), directions.double()
+    lengths = noise.square().sum(1).clamp_min(torch.finfo(torch.float64).tiny)
+    return noise.shape[1] * (noise * directions).sum(1) / lengths
 
 
-def mean_and_error(traces: Tensor) -> tuple[float, float]:  # (S,)
-    """Return the mean of single estimates of a trace and its standard error."""
-    mean = float(traces.mean().clamp_min(0.0))
-    spread = float(traces.std()) if len(traces) > 1 else (2.0 * mean) ** 0.5
-    return mean, spread / len(traces) ** 0.5
+def mean_and_error(estimates: Tensor, size: int) -> tuple[float, float]:  # (S,)
+    """Return the mean of estimates of a trace, of a matrix of that size, and its standard error.
+
+    The spread that a projector of that rank has stands in when there is but one.
+    """
+    mean = float(estimates.mean().clamp_min(0.0))
+    expected = max(0.0, 2.0 * mean * (1.0 - mean / size)) ** 0.5
+    spread = float(estimates.std()) if len(estimates) > 1 else expected
+    return mean, spread / len(estimates) ** 0.5

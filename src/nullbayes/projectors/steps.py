@@ -15,9 +15,10 @@ from torch import Tensor
 
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Block, Rows
-from nullbayes.linalg.spectral import GramFactor, NormalFactor, factor_normal, factor_shifted
+from nullbayes.linalg.spectral import GramFactor, NormalFactor, factor_normal, factor_shifted, least_shift
 
 _LOW_PRECISION_ROWS = 1_000  # from here on float32 factors of float32 rows pay where float64 is slow
+_SAFE_SHIFT = 4.0  # times what rounding asks for: no float32 factor was seen to overshoot from there on
 _FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}  # CUDA capabilities with float64 at full speed
 
 
@@ -69,7 +70,8 @@ def dual_step(rows: Rows, start: int, stop: int, *, precision: torch.dtype | Non
         return rows.block(start, stop)
 
     step = DualStep(block, factor_shifted(lambda: block().gram(chosen), rows.dtype, shift))
-    if chosen != torch.float64 and _overshoots(step, rows):
+    safe = step.factor.shift > _SAFE_SHIFT * least_shift(stop - start, rows.dtype, chosen)
+    if chosen != torch.float64 and not safe and _overshoots(step, rows):
         step = DualStep(block, factor_shifted(lambda: block().gram(torch.float64), rows.dtype, shift))
     return step
 
