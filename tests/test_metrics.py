@@ -8,6 +8,7 @@ import sklearn.metrics
 import torch
 from torch import Tensor
 
+from drawing import randint, randn, randperm
 from nullbayes import metrics
 
 Metric = Callable[[Tensor, Tensor], float]
@@ -18,7 +19,7 @@ TIGHT = 1e-12
 
 def draw(seed: int, n: int = 400, n_classes: int = 5) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(n, n_classes, generator=generator, dtype=torch.float64)
+    logits = 2 * randn(n, n_classes, generator=generator, dtype=torch.float64)
     targets = torch.multinomial(logits.softmax(1), 1, generator=generator).flatten()
     return (1.5 * logits).softmax(1), targets  # overconfident on purpose: a calibration error to be measured
 
@@ -31,8 +32,8 @@ def draw_binary(seed: int, n: int = 400) -> tuple[Tensor, Tensor]:
 def draw_scores(seed: int, n_in: int, n_out: int, n_levels: int) -> tuple[Tensor, Tensor]:
     """Return scores on few levels, so that there are ties within and between the two groups."""
     generator = torch.Generator().manual_seed(seed)
-    inside = torch.randint(n_levels, (n_in,), generator=generator) / 7
-    outside = torch.randint(n_levels, (n_out,), generator=generator) / 7 + 2 / 7
+    inside = randint(n_levels, (n_in,), generator=generator) / 7
+    outside = randint(n_levels, (n_out,), generator=generator) / 7 + 2 / 7
     return inside.double(), outside.double()
 
 
@@ -197,7 +198,7 @@ def test_all_forms_of_binary_input_agree(metric: Metric) -> None:
 @pytest.mark.parametrize("metric", OF_CLASSES)
 def test_the_order_of_examples_and_the_names_of_classes_do_not_matter(metric: Metric) -> None:
     probs, targets = draw(4)
-    shuffle = torch.randperm(len(probs), generator=torch.Generator().manual_seed(0))
+    shuffle = randperm(len(probs), generator=torch.Generator().manual_seed(0))
     rename = torch.tensor([2, 0, 4, 1, 3])  # old class of each new column
     expected = pytest.approx(metric(probs, targets), rel=1e-10)
     assert metric(probs[shuffle], targets[shuffle]) == expected

@@ -5,8 +5,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
+from drawing import matrix_from_singular_values, randn
 from nullbayes.linalg.lanczos import krylov_basis, spectral_quadrature
-from nullbayes.testing import kernel_projector, matrix_from_singular_values
+from nullbayes.testing import kernel_projector
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -89,7 +90,7 @@ def test_traces_are_right_within_monte_carlo_error(sigma: Tensor) -> None:
 def test_each_probe_is_exact_for_polynomials_of_degree_below_twice_the_steps(steps: int) -> None:
     matrix = matrix_from_singular_values(WELL_CONDITIONED / 3, 35, 40, seeded())
     nodes, weights = spectral_quadrature(nb.DenseRows(matrix), n_probes=1, steps=steps, generator=seeded(1))
-    z = torch.randn(40, dtype=torch.float64, generator=seeded(1))
+    z = randn(40, dtype=torch.float64, generator=seeded(1))
     z = z / z.norm()
     for degree in range(min(2 * steps, 12)):
         image = z

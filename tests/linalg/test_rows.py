@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import nullbayes as nb
+from drawing import randn
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.held import DensePiece, HeldRows
 from nullbayes.linalg.rows import Block, Rows, symmetric
@@ -29,7 +30,7 @@ class Counted(Rows):
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def matrix_free(matrix: Tensor, block_rows: int | None = None) -> nb.MatrixFreeRows:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
+from drawing import randn
 from models import CLASSIFICATION, MLP, flat_parameters, jacobian, loss_jacobian
 from nullbayes.testing import kernel_projector
 
@@ -85,7 +86,7 @@ def test_another_base_keeps_its_covariance_inside_the_kernel() -> None:
     scale = torch.linspace(0.1, 3, 51, dtype=torch.float64)
 
     def base(n: int, generator: torch.Generator) -> Tensor:
-        return scale * torch.randn(n, 51, generator=generator, dtype=torch.float64)
+        return scale * randn(n, 51, generator=generator, dtype=torch.float64)
 
     posterior = nb.ProjectedPosterior(MLP.build())
     posterior.fit([(X, Y)], N_SAMPLES, projector=nb.projectors.ExactDual(), base=base, progress=False,

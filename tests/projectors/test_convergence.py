@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
+from drawing import matrix_from_singular_values, randn
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Outcome, Projection, Projector
-from nullbayes.testing import cases, kernel_projector, matrix_from_singular_values
+from nullbayes.testing import cases, kernel_projector
 
-CASES = {case.name: case for case in cases()}
+CASES = {case.name: case for case in cases(torch.get_default_device())}
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -22,7 +23,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def gaussian(n: int, columns: int, seed: int = 0) -> Tensor:
-    return torch.randn(n, columns, dtype=torch.float64, generator=seeded(seed))
+    return randn(n, columns, dtype=torch.float64, generator=seeded(seed))
 
 
 def quietly(projector: Projector, matrix: Tensor, noise: Tensor, block_rows: int | None = None) -> Projection:
