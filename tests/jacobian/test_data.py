@@ -29,7 +29,7 @@ from nullbayes.jacobian.data import Examples, inputs_of, n_examples
 
 X, Y = CLASSIFICATION.data(n=7)
 DATASET = TensorDataset(X, Y)
-CPU = torch.device("cpu")
+CPU = torch.get_default_device()
 
 
 class Stream(IterableDataset):

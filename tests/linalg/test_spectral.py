@@ -64,9 +64,11 @@ def test_exact_factor_solves_like_the_pseudo_inverse(matrix: Tensor, rank: int) 
     # on what the rows can produce: there D⁻¹ (D⁻¹ G D⁻¹)⁺ D⁻¹ acts as G⁺ does, seen through the rows
     images = randn(4, matrix.shape[1], dtype=torch.float64, generator=seeded(1)) @ matrix.T
     expected = (
-        images.numpy() @ np.linalg.pinv((matrix @ matrix.T).numpy(), hermitian=True, rcond=1e-12) @ matrix.numpy()
+        images.cpu().numpy()
+        @ np.linalg.pinv((matrix @ matrix.T).cpu().numpy(), hermitian=True, rcond=1e-12)
+        @ matrix.cpu().numpy()
     )
-    np.testing.assert_allclose((factor.solve(images) @ matrix).numpy(), expected, atol=1e-12)
+    np.testing.assert_allclose((factor.solve(images) @ matrix).cpu().numpy(), expected, atol=1e-12)
     torch.testing.assert_close(step(matrix, factor), kernel_projector(matrix), rtol=0, atol=1e-12)
 
 

@@ -236,7 +236,7 @@ def test_truncation_removes_the_fewest_directions_that_reach_the_tolerance(
     name: str, shape: tuple[int, int], rtol: float
 ) -> None:
     matrix = spectrum(shape)
-    eigenvalues, vectors = np.linalg.eigh((matrix.T @ matrix).numpy())
+    eigenvalues, vectors = np.linalg.eigh((matrix.T @ matrix).cpu().numpy())
     # the expected |A v|² is the sum of the eigenvalues that stay; a third of the tolerance, for the spread of samples
     stays = int((np.cumsum(eigenvalues.clip(0)) <= (rtol / 3) ** 2 * eigenvalues.sum()).sum())
     assert shape[1] - min(shape) < stays < shape[1]
@@ -244,7 +244,7 @@ def test_truncation_removes_the_fewest_directions_that_reach_the_tolerance(
     projection = quietly(TRUNCATED[name](truncate=True, rtol=rtol), matrix, noise)
     assert projection.info.kernel_dimension == stays
     assert projection.info.converged.all()
-    best = torch.from_numpy(vectors[:, :stays])
+    best = torch.as_tensor(vectors[:, :stays])
     torch.testing.assert_close(projection.directions, noise @ best @ best.T, rtol=0, atol=1e-7)
     mean = (projection.directions @ matrix.T).square().sum(1).mean() / (noise @ matrix.T).square().sum(1).mean()
     assert mean.sqrt() <= rtol / 2
