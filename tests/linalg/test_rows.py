@@ -41,6 +41,7 @@ def matrix_free(matrix: Tensor, block_rows: int | None = None) -> nb.MatrixFreeR
         n_columns=matrix.shape[1],
         block_rows=block_rows,
         dtype=matrix.dtype,
+        device=matrix.device,
     )
 
 
@@ -166,7 +167,7 @@ def test_symmetric_fills_every_entry_from_tiles_of_whole_granules(size: int, gra
         asked.append((rows, columns))
         return vector[rows, None] * vector[columns]
 
-    result = symmetric(size, granule, cross, dtype=torch.float32, device=torch.device("cpu"))
+    result = symmetric(size, granule, cross, dtype=torch.float32, device=vector.device)
     assert torch.equal(result, vector[:, None] * vector)
     assert all(where.start % granule == 0 for pair in asked for where in pair)
     assert all(columns.start <= rows.start for rows, columns in asked)  # only the lower triangle is computed

@@ -363,8 +363,8 @@ def test_empty_bases_are_refused(rank: int) -> None:
 @pytest.mark.parametrize("kind", [ExactDual, Alternating, Krylov])
 def test_rows_without_a_gram_matrix_are_refused(kind: type[Projector], value: float) -> None:
     rows = nb.MatrixFreeRows(
-        lambda v, where: torch.full((len(v), where.stop - where.start), value, dtype=v.dtype),
-        lambda u, _: torch.full((len(u), 7), value, dtype=u.dtype),
+        lambda v, where: torch.full((len(v), where.stop - where.start), value, dtype=v.dtype, device=v.device),
+        lambda u, _: torch.full((len(u), 7), value, dtype=u.dtype, device=u.device),
         n_rows=4,
         n_columns=7,
         block_rows=2,

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nullbayes.testing import Case, cases, kernel_dimension, kernel_projector, matrix_from_singular_values
 
+pytestmark = pytest.mark.cpu  # where the matrices are made
 BY_NAME = {case.name: case for case in cases()}
 PROJECTORS = {"ExactDual", "ExactPrimal", "Alternating", "Krylov", "Lanczos"}
 
