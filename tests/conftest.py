@@ -6,6 +6,27 @@ import torch
 torch.set_num_threads(1)  # the matrices are tiny: threads that wait for each other take longer than the work
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="where models and data lie, such as cuda (default: cpu)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cpu: about the CPU or its memory; left out on another --device")
+    if config.getoption("--device") != "cpu":
+        torch.set_default_device(config.getoption("--device"))  # before any test makes its data
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    device = config.getoption("--device")
+    if device == "cpu":
+        return
+    for item in items:
+        if isinstance(item, pytest.DoctestItem):
+            item.add_marker(pytest.mark.skip(reason=f"what doctests print is for the CPU, not for {device}"))
+        elif item.get_closest_marker("cpu"):
+            item.add_marker(pytest.mark.skip(reason=f"about the CPU, not about {device}"))
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """What is drawn without a generator is the same in every run, whichever tests ran before."""

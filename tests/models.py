@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
+from drawing import randint, randn
 
 # --- networks ---------------------------------------------------------------------------------------------------------
 
@@ -172,27 +173,27 @@ def layernorm(outputs: int) -> nn.Module:
 
 
 def vectors(n: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    return randn(n, 4, generator=generator, dtype=torch.float64)
 
 
 def images(n: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(n, 2, 6, 5, generator=generator, dtype=torch.float64)
+    return randn(n, 2, 6, 5, generator=generator, dtype=torch.float64)
 
 
 def sequences(n: int, generator: torch.Generator) -> Tensor:
-    return torch.randn(n, 3, 2, generator=generator, dtype=torch.float64)
+    return randn(n, 3, 2, generator=generator, dtype=torch.float64)
 
 
 def pairs(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return (
-        torch.randn(n, 2, generator=generator, dtype=torch.float64),
-        torch.randn(n, 3, generator=generator, dtype=torch.float64),
+        randn(n, 2, generator=generator, dtype=torch.float64),
+        randn(n, 3, generator=generator, dtype=torch.float64),
     )
 
 
 def named(n: int, generator: torch.Generator) -> dict[str, Tensor]:
-    tokens = torch.randint(6, (n, 4), generator=generator)
-    return {"tokens": tokens, "left": torch.randn(n, 2, generator=generator, dtype=torch.float64)}
+    tokens = randint(6, (n, 4), generator=generator)
+    return {"tokens": tokens, "left": randn(n, 2, generator=generator, dtype=torch.float64)}
 
 
 @dataclass(frozen=True)
@@ -289,22 +290,22 @@ class Task:
 
 
 def _normal(width: int) -> Callable[[int, torch.Generator], Tensor]:
-    return lambda n, generator: torch.randn(n, width, generator=generator, dtype=torch.float64)
+    return lambda n, generator: randn(n, width, generator=generator, dtype=torch.float64)
 
 
 CLASSIFICATION = Task(
     "classification", "classification", 3,
-    lambda n, generator: torch.randint(3, (n,), generator=generator),
+    lambda n, generator: randint(3, (n,), generator=generator),
     lambda f, y: f.exp().sum().log() - f[y],
 )  # fmt: skip
 BINARY = Task(
     "binary", "binary", 1,
-    lambda n, generator: torch.randint(2, (n,), generator=generator),
+    lambda n, generator: randint(2, (n,), generator=generator),
     lambda f, y: ((1 + f.exp()).log() - y * f).sum(),
 )  # fmt: skip
 MULTILABEL = Task(
     "multilabel", "multilabel", 3,
-    lambda n, generator: torch.randint(2, (n, 3), generator=generator),
+    lambda n, generator: randint(2, (n, 3), generator=generator),
     lambda f, y: ((1 + f.exp()).log() - y * f).sum(),
 )  # fmt: skip
 REGRESSION = Task(

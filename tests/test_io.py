@@ -15,6 +15,7 @@ from safetensors import safe_open
 from torch import nn
 
 import nullbayes as nb
+from drawing import randint, randn
 from models import BATCHNORM, CLASSIFICATION, CUSTOM, MLP, MODELS, REGRESSION, TASKS, Task, cauchy
 from nullbayes import io
 from nullbayes.errors import FileError, NotFittedError, NullBayesError, SettingsError
@@ -159,7 +160,7 @@ def test_a_loaded_posterior_goes_on_where_it_was(kind: type, options: dict[str, 
 
 
 def test_a_loaded_posterior_with_a_base_does_not_go_on_with_another(tmp_path: Path) -> None:
-    base = 5 * torch.randn(4, 51, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    base = 5 * randn(4, 51, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     posterior = fit(base=lambda n, generator: base[:n])
     posterior.save(tmp_path / "file")
     loaded = nb.load(tmp_path / "file", MLP.build())
@@ -240,7 +241,7 @@ def test_a_longer_file_is_refused(saved: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_random_bytes_are_refused(seed: int, saved: Path) -> None:
-    noise = torch.randint(256, (2000,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+    noise = randint(256, (2000,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     start = b"" if seed % 2 else (16).to_bytes(8, "little")  # half of them with a plausible length of the header
     saved.write_bytes(start + bytes(noise.tolist()))
     with pytest.raises(FileError, match="not a posterior file"):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from drawing import randn
 from models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, TASKS, Task, cauchy
 from nullbayes.errors import LikelihoodError
 from nullbayes.likelihoods import Bernoulli, Classification, CustomLoss, Regression, resolve
@@ -18,7 +19,7 @@ each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 
 def outputs_of(task: Task, n: int = 6, scale: float = 2.0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    outputs = scale * torch.randn(n, task.outputs, generator=generator, dtype=torch.float64)
+    outputs = scale * randn(n, task.outputs, generator=generator, dtype=torch.float64)
     return outputs, task.targets(n, generator)
 
 

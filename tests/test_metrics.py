@@ -4,11 +4,14 @@ import math
 from collections.abc import Callable
 
 import pytest
-import sklearn.metrics
 import torch
 from torch import Tensor
 
+from drawing import randint, randn, randperm
 from nullbayes import metrics
+
+oracle = pytest.importorskip("sklearn.metrics")
+
 
 Metric = Callable[[Tensor, Tensor], float]
 OF_CLASSES: list[Metric] = [metrics.accuracy, metrics.nll, metrics.brier, metrics.ece, metrics.mce]
@@ -18,7 +21,7 @@ TIGHT = 1e-12
 
 def draw(seed: int, n: int = 400, n_classes: int = 5) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    logits = 2 * torch.randn(n, n_classes, generator=generator, dtype=torch.float64)
+    logits = 2 * randn(n, n_classes, generator=generator, dtype=torch.float64)
     targets = torch.multinomial(logits.softmax(1), 1, generator=generator).flatten()
     return (1.5 * logits).softmax(1), targets  # overconfident on purpose: a calibration error to be measured
 
@@ -31,8 +34,8 @@ def draw_binary(seed: int, n: int = 400) -> tuple[Tensor, Tensor]:
 def draw_scores(seed: int, n_in: int, n_out: int, n_levels: int) -> tuple[Tensor, Tensor]:
     """Return scores on few levels, so that there are ties within and between the two groups."""
     generator = torch.Generator().manual_seed(seed)
-    inside = torch.randint(n_levels, (n_in,), generator=generator) / 7
-    outside = torch.randint(n_levels, (n_out,), generator=generator) / 7 + 2 / 7
+    inside = randint(n_levels, (n_in,), generator=generator) / 7
+    outside = randint(n_levels, (n_out,), generator=generator) / 7 + 2 / 7
     return inside.double(), outside.double()
 
 
@@ -45,22 +48,22 @@ def joined(inside: Tensor, outside: Tensor) -> tuple[list[int], list[float]]:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_classification_scores_agree_with_scikit_learn(seed: int) -> None:
-    probs, targets = draw(seed)
+    probs, targets = (tensor.cpu() for tensor in draw(seed))
     labels = list(range(probs.shape[1]))
-    assert metrics.accuracy(probs, targets) == sklearn.metrics.accuracy_score(targets, probs.argmax(1))
-    expected = sklearn.metrics.log_loss(targets, probs, labels=labels)
+    assert metrics.accuracy(probs, targets) == oracle.accuracy_score(targets, probs.argmax(1))
+    expected = oracle.log_loss(targets, probs, labels=labels)
     assert metrics.nll(probs, targets) == pytest.approx(expected, rel=TIGHT)
-    expected = sklearn.metrics.brier_score_loss(targets, probs, labels=labels, scale_by_half=False)
+    expected = oracle.brier_score_loss(targets, probs, labels=labels, scale_by_half=False)
     assert metrics.brier(probs, targets) == pytest.approx(expected, rel=TIGHT)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_binary_scores_agree_with_scikit_learn(seed: int) -> None:
-    probs, targets = draw_binary(seed)
-    assert metrics.accuracy(probs, targets) == sklearn.metrics.accuracy_score(targets, probs >= 0.5)
-    expected = sklearn.metrics.log_loss(targets, probs)
+    probs, targets = (tensor.cpu() for tensor in draw_binary(seed))
+    assert metrics.accuracy(probs, targets) == oracle.accuracy_score(targets, probs >= 0.5)
+    expected = oracle.log_loss(targets, probs)
     assert metrics.nll(probs, targets) == pytest.approx(expected, rel=TIGHT)
-    expected = 2 * sklearn.metrics.brier_score_loss(targets, probs, scale_by_half=True)
+    expected = 2 * oracle.brier_score_loss(targets, probs, scale_by_half=True)
     assert metrics.brier(probs, targets) == pytest.approx(expected, rel=TIGHT)
 
 
@@ -68,7 +71,7 @@ def test_binary_scores_agree_with_scikit_learn(seed: int) -> None:
 @pytest.mark.parametrize(("n_in", "n_out"), [(1, 1), (300, 211), (57, 400)])
 def test_auroc_agrees_with_scikit_learn(n_in: int, n_out: int, n_levels: int) -> None:
     inside, outside = draw_scores(n_levels, n_in, n_out, n_levels)
-    expected = sklearn.metrics.roc_auc_score(*joined(inside, outside))
+    expected = oracle.roc_auc_score(*joined(inside, outside))
     assert metrics.auroc(inside, outside) == pytest.approx(expected, abs=TIGHT)
 
 
@@ -76,7 +79,7 @@ def test_auroc_agrees_with_scikit_learn(n_in: int, n_out: int, n_levels: int) ->
 @pytest.mark.parametrize(("n_in", "n_out"), [(1, 1), (300, 19), (300, 20), (300, 21), (57, 400)])
 def test_fpr95_agrees_with_scikit_learn(n_in: int, n_out: int, n_levels: int) -> None:
     inside, outside = draw_scores(n_levels, n_in, n_out, n_levels)
-    fpr, tpr, _ = sklearn.metrics.roc_curve(*joined(inside, outside), drop_intermediate=False)
+    fpr, tpr, _ = oracle.roc_curve(*joined(inside, outside), drop_intermediate=False)
     assert metrics.fpr95(inside, outside) == pytest.approx(fpr[tpr >= 0.95].min(), abs=TIGHT)
 
 
@@ -197,7 +200,7 @@ def test_all_forms_of_binary_input_agree(metric: Metric) -> None:
 @pytest.mark.parametrize("metric", OF_CLASSES)
 def test_the_order_of_examples_and_the_names_of_classes_do_not_matter(metric: Metric) -> None:
     probs, targets = draw(4)
-    shuffle = torch.randperm(len(probs), generator=torch.Generator().manual_seed(0))
+    shuffle = randperm(len(probs), generator=torch.Generator().manual_seed(0))
     rename = torch.tensor([2, 0, 4, 1, 3])  # old class of each new column
     expected = pytest.approx(metric(probs, targets), rel=1e-10)
     assert metric(probs[shuffle], targets[shuffle]) == expected

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from drawing import randn
 from models import CLASSIFICATION, MLP, MODELS, REGRESSION, Model, call, flat_parameters, jacobian, with_parameters
 from nullbayes import predictive
 from nullbayes.errors import DataError
@@ -18,7 +19,7 @@ each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 
 def deviations(model: torch.nn.Module, n: int = 4) -> torch.Tensor:
     generator = torch.Generator().manual_seed(2)
-    return 0.3 * torch.randn(n, len(flat_parameters(model)), generator=generator, dtype=torch.float64)
+    return 0.3 * randn(n, len(flat_parameters(model)), generator=generator, dtype=torch.float64)
 
 
 @each_model
@@ -85,7 +86,7 @@ def test_the_nll_of_unlikely_targets_stays_finite() -> None:
 
 
 def test_information_is_never_negative_and_zero_for_equal_samples() -> None:
-    outputs = torch.randn(1, 5, 3, generator=torch.Generator().manual_seed(0)).double().expand(4, -1, -1)
+    outputs = randn(1, 5, 3, generator=torch.Generator().manual_seed(0)).double().expand(4, -1, -1)
     prediction = predictive.summarize(outputs, Classification())
     information = predictive.score(prediction, Classification(), "mutual_information")
     assert (information >= 0).all()
@@ -93,7 +94,7 @@ def test_information_is_never_negative_and_zero_for_equal_samples() -> None:
 
 
 def test_predictions_without_classes_have_no_probabilities() -> None:
-    outputs = torch.randn(4, 5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    outputs = randn(4, 5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     prediction = predictive.summarize(outputs, resolve(REGRESSION.likelihood))
     assert prediction.probs is None
     torch.testing.assert_close(prediction.mean, outputs.mean(0))

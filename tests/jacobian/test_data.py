@@ -22,13 +22,14 @@ from torch.utils.data import (
 )
 
 import nullbayes as nb
+from drawing import randperm
 from models import CLASSIFICATION, MLP, MODELS, REGRESSION, batches, jacobian
 from nullbayes.errors import DataError, NullBayesError
 from nullbayes.jacobian.data import Examples, inputs_of, n_examples
 
 X, Y = CLASSIFICATION.data(n=7)
 DATASET = TensorDataset(X, Y)
-CPU = torch.device("cpu")
+CPU = torch.get_default_device()
 
 
 class Stream(IterableDataset):
@@ -48,7 +49,7 @@ class Reread:
 
 
 def shuffled(times: int) -> list[Any]:
-    order = torch.randperm(7, generator=torch.Generator().manual_seed(times))
+    order = randperm(7, generator=torch.Generator().manual_seed(times))
     return batches(X[order], Y[order], (4, 3))
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
+from drawing import randn
 from models import (
     BATCHNORM,
     CLASSIFICATION,
@@ -46,8 +47,8 @@ def check_against(rows: nb.Rows, wanted: Tensor, granule: int) -> None:
     """Everything that rows can do, against their entries."""
     m, p = wanted.shape
     generator = torch.Generator().manual_seed(7)
-    right = torch.randn(3, p, generator=generator, dtype=torch.float64)
-    left = torch.randn(2, m, generator=generator, dtype=torch.float64)
+    right = randn(3, p, generator=generator, dtype=torch.float64)
+    left = randn(2, m, generator=generator, dtype=torch.float64)
     assert (rows.n_rows, rows.n_columns, rows.granule) == (m, p, granule)
     torch.testing.assert_close(rows.dense(), wanted)
     torch.testing.assert_close(rows.mv(right), right @ wanted.T)
@@ -92,7 +93,7 @@ def test_a_product_is_the_difference_quotient(case: Model) -> None:
     model, (x, y) = case.build(), CLASSIFICATION.data(case)
     rows = nb.OutputJacobian(model, [(x, y)])
     theta, h = flat_parameters(model), 1e-5
-    v = torch.randn(len(theta), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    v = randn(len(theta), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     ahead, behind = (call(with_parameters(model, theta + s * h * v), x) for s in (1, -1))
     torch.testing.assert_close(
         rows.mv(v[None])[0], ((ahead - behind) / (2 * h)).detach().flatten(), rtol=1e-6, atol=1e-8

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
+from drawing import randn
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.held import HeldRows
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
@@ -24,7 +25,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["
 
 
 def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def outer(kind: str, dtype: torch.dtype = torch.float64) -> OuterPiece:

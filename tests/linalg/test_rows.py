@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import nullbayes as nb
+from drawing import randn
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.held import HeldRows
 from nullbayes.linalg.pieces import DensePiece
@@ -30,7 +31,7 @@ class Counted(Rows):
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def matrix_free(matrix: Tensor, block_rows: int | None = None) -> nb.MatrixFreeRows:
@@ -41,6 +42,7 @@ def matrix_free(matrix: Tensor, block_rows: int | None = None) -> nb.MatrixFreeR
         n_columns=matrix.shape[1],
         block_rows=block_rows,
         dtype=matrix.dtype,
+        device=matrix.device,
     )
 
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from drawing import matrix_from_singular_values, rand, randn
 from nullbayes.errors import NullBayesError
 from nullbayes.linalg.spectral import (
     GramFactor,
@@ -14,7 +15,7 @@ from nullbayes.linalg.spectral import (
     leading,
     relative_cutoff,
 )
-from nullbayes.testing import kernel_projector, matrix_from_singular_values
+from nullbayes.testing import kernel_projector
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -61,17 +62,19 @@ def test_exact_factor_solves_like_the_pseudo_inverse(matrix: Tensor, rank: int) 
     factor = exact(matrix)
     assert factor.rank == rank
     # on what the rows can produce: there D⁻¹ (D⁻¹ G D⁻¹)⁺ D⁻¹ acts as G⁺ does, seen through the rows
-    images = torch.randn(4, matrix.shape[1], dtype=torch.float64, generator=seeded(1)) @ matrix.T
+    images = randn(4, matrix.shape[1], dtype=torch.float64, generator=seeded(1)) @ matrix.T
     expected = (
-        images.numpy() @ np.linalg.pinv((matrix @ matrix.T).numpy(), hermitian=True, rcond=1e-12) @ matrix.numpy()
+        images.cpu().numpy()
+        @ np.linalg.pinv((matrix @ matrix.T).cpu().numpy(), hermitian=True, rcond=1e-12)
+        @ matrix.cpu().numpy()
     )
-    np.testing.assert_allclose((factor.solve(images) @ matrix).numpy(), expected, atol=1e-12)
+    np.testing.assert_allclose((factor.solve(images) @ matrix).cpu().numpy(), expected, atol=1e-12)
     torch.testing.assert_close(step(matrix, factor), kernel_projector(matrix), rtol=0, atol=1e-12)
 
 
 def test_regular_matrix_is_solved_outright() -> None:
     matrix = well_conditioned(9, 9, 9)
-    vectors = torch.randn(3, 9, dtype=torch.float64, generator=seeded(1))
+    vectors = randn(3, 9, dtype=torch.float64, generator=seeded(1))
     expected = torch.linalg.solve(matrix @ matrix.T, vectors.T).T
     torch.testing.assert_close(exact(matrix).solve(vectors), expected)
 
@@ -122,9 +125,7 @@ def test_vectors_keep_their_dtype() -> None:
 def test_shifted_step_is_a_contraction_whose_fixed_points_are_the_kernel(
     matrix: Tensor, rank: int, scale: float | None
 ) -> None:
-    rows = matrix * (
-        10 ** (12 * torch.rand(len(matrix), 1, generator=seeded(3)).double() - 6) if scale is None else scale
-    )
+    rows = matrix * (10 ** (12 * rand(len(matrix), 1, generator=seeded(3)).double() - 6) if scale is None else scale)
     factor = factor_shifted(lambda: rows @ rows.T, torch.float64)
     assert factor.rank is None
     assert 0 < factor.shift < 1e-12

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from drawing import randn
 from paper import oracle
 
 
@@ -56,7 +57,7 @@ def mlp(*widths: int, seed: int, bias: bool = True, activation: type[nn.Module] 
         layer = nn.Linear(n_in, n_out, bias=bias, dtype=torch.float64)
         with torch.no_grad():
             for parameter in layer.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / n_in**0.5)
+                parameter.copy_(randn(parameter.shape, generator=generator, dtype=torch.float64) / n_in**0.5)
         layers += [layer, activation()]
     return nn.Sequential(*layers[:-1])
 
@@ -74,7 +75,7 @@ def train(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor
 
 
 def gaussian(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @cache

@@ -21,7 +21,7 @@ def flat_gradient(value: Tensor, model: nn.Module) -> Matrix:
     parameters = list(model.parameters())
     grads = torch.autograd.grad(value, parameters, allow_unused=True, retain_graph=True)
     pieces = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, grads, strict=True)]
-    return torch.cat([piece.reshape(-1) for piece in pieces]).numpy()
+    return torch.cat([piece.reshape(-1) for piece in pieces]).cpu().numpy()
 
 
 def jacobian(model: nn.Module, x: Tensor) -> Matrix:
@@ -36,7 +36,7 @@ def loss_gradients(model: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tenso
 
 
 def parameters(model: nn.Module) -> Matrix:
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy()
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()]).cpu().numpy()
 
 
 # --- kernels ---

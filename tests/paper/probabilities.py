@@ -15,4 +15,4 @@ def predictions(confidence: float, accuracy: float, seed: int, n: int = 20_000) 
     probs[np.arange(n), predicted] = 1 - doubt
     wrong = doubt >= np.quantile(doubt, accuracy)  # the most doubtful ones
     labels = np.where(wrong, (predicted + rng.integers(1, 10, size=n)) % 10, predicted)
-    return torch.from_numpy(probs), torch.from_numpy(labels)
+    return torch.as_tensor(probs), torch.as_tensor(labels)

@@ -28,7 +28,7 @@ def rank_grows(trained: Trained, x: Tensor) -> bool:
 def test_variance_is_positive_where_the_rank_grows(network: Callable[[], Trained], projector: Projector) -> None:
     trained = network()
     posterior = projected(trained, projector)
-    exact = posterior.functional_variance(trained.new, exact=True).numpy()
+    exact = posterior.functional_variance(trained.new, exact=True).cpu().numpy()
     rows = oracle.jacobian(trained.model, trained.new)
     expected = oracle.output_variance(rows, oracle.projected_covariance(trained.jacobian, 1.0), trained.n_outputs)
     np.testing.assert_allclose(exact, expected, rtol=1e-8)
@@ -109,7 +109,7 @@ class TestProof:
     """The appendix drops the cross terms of W_j W_j⊤ and squares of singular values; its conclusion stands."""
 
     def test_cross_terms_do_not_vanish(self) -> None:
-        basis = np.linalg.qr(gaussian(6, 6, seed=28).numpy())[0].T[:3]  # V_1 … V_D
+        basis = np.linalg.qr(gaussian(6, 6, seed=28).cpu().numpy())[0].T[:3]  # V_1 … V_D
         beta = np.array([0.6, 0.0, 0.8])
         w = beta @ basis
         printed = basis.T @ np.diag(beta**2) @ basis
@@ -119,7 +119,7 @@ class TestProof:
         """J_D⊤J_D + J_T⊤J_T = V (Σ² + C⊤C) V⊤ for J_T = C V⊤, and the middle matrix is positive definite."""
         rows = classifier().jacobian
         _, sigma, right = np.linalg.svd(rows, full_matrices=False)
-        coefficients = gaussian(3, 60, seed=29).numpy()
+        coefficients = gaussian(3, 60, seed=29).cpu().numpy()
         inside = coefficients @ right
         both = np.concatenate([rows, inside])
         middle = np.diag(sigma**2) + coefficients.T @ coefficients

@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from scipy import optimize
 
 from nullbayes.projectors import Projector
 from paper import oracle
 from paper.fitting import EXACT, loss_projected, name_of, projected
 from paper.networks import Trained, classifier, regressor
+
+optimize = pytest.importorskip("scipy.optimize")
 
 networks = pytest.mark.parametrize("network", [classifier, regressor], ids=name_of)
 

@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import scipy.linalg
 
 from paper import oracle
 from paper.fitting import name_of, projected
 from paper.networks import Trained, classifier, regressor, underparametrized
+
+linalg = pytest.importorskip("scipy.linalg")
 
 each_alpha = pytest.mark.parametrize("alpha", [1e-2, 1.0, 1e2])
 networks = pytest.mark.parametrize("network", [classifier, regressor, underparametrized], ids=name_of)
@@ -27,7 +28,7 @@ def covariances(trained: Trained, alpha: float) -> tuple[oracle.Matrix, oracle.M
 
 def wasserstein_squared(regular: oracle.Matrix, other: oracle.Matrix) -> float:
     """W₂² of two Gaussians of the same mean (Bures); SciPy's square root is for regular matrices."""
-    root = scipy.linalg.sqrtm(regular)
+    root = linalg.sqrtm(regular)
     cross = np.sqrt(np.linalg.eigvalsh(root @ other @ root).clip(0)).sum()
     return float(np.trace(regular + other) - 2 * cross)
 
@@ -71,7 +72,7 @@ def test_variances_of_outputs_differ_accordingly(network: Callable[[], Trained],
     rows = oracle.jacobian(trained.model, trained.new)
     laplace = oracle.output_variance(rows, covariances(trained, alpha)[0], trained.n_outputs)
     posterior = projected(trained, prior_precision=alpha)
-    excess = laplace - posterior.functional_variance(trained.new, exact=True).numpy()
+    excess = laplace - posterior.functional_variance(trained.new, exact=True).cpu().numpy()
     squared = (rows**2).sum(1).reshape(excess.shape)
     assert (excess >= -1e-9 * laplace).all()
     assert (excess <= squared / (eigenvalues(trained)[-1] + alpha)).all()

@@ -54,7 +54,7 @@ def smith_solmon_wagner(blocks: list[Matrix]) -> float:
 
 
 def random_blocks(n_blocks: int, seed: int) -> list[Matrix]:
-    return [gaussian(3, 20, seed=100 * seed + b).numpy() for b in range(n_blocks)]
+    return [gaussian(3, 20, seed=100 * seed + b).cpu().numpy() for b in range(n_blocks)]
 
 
 def two_lines(angle: float) -> list[Matrix]:
@@ -89,8 +89,8 @@ def test_library_reaches_the_limit() -> None:
     matrix = np.concatenate(random_blocks(5, seed=1))
     projector = Alternating(block_rows=3, rtol=1e-10, max_sweeps=2000)
     noise = torch.eye(20, dtype=torch.float64)
-    projection = projector.apply(projector.prepare(nb.DenseRows(torch.from_numpy(matrix))), noise)
-    np.testing.assert_allclose(projection.directions.numpy(), oracle.kernel_projector(matrix), atol=1e-8)
+    projection = projector.apply(projector.prepare(nb.DenseRows(torch.as_tensor(matrix))), noise)
+    np.testing.assert_allclose(projection.directions.cpu().numpy(), oracle.kernel_projector(matrix), atol=1e-8)
 
 
 @pytest.mark.parametrize("n_blocks", [2, 3, 5])
@@ -168,7 +168,7 @@ def test_rows_nearly_orthogonal_in_pairs_contract_as_slowly_as_one_likes(n: int,
 
 def test_library_contracts_as_computed_on_the_counterexample() -> None:
     n, delta = 20, 0.05
-    matrix = torch.from_numpy(np.concatenate(nearly_dependent_rows(n, delta)))
+    matrix = torch.as_tensor(np.concatenate(nearly_dependent_rows(n, delta)))
     residuals: dict[int, float] = {}
     projector = Alternating(block_rows=1, rtol=1e-8, max_sweeps=60)
     state = projector.prepare(nb.DenseRows(matrix))

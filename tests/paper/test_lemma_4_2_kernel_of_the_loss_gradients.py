@@ -46,7 +46,7 @@ class TestOneOutput:
 
     def test_kernels_are_equal_if_every_loss_gradient_is_nonzero(self) -> None:
         trained = regressor()
-        residuals = (trained.model(trained.x) - trained.y).detach().numpy()
+        residuals = (trained.model(trained.x) - trained.y).detach().cpu().numpy()
         assert np.abs(residuals).min() > 1e-6
         np.testing.assert_allclose(trained.loss_gradients, residuals * trained.jacobian, atol=1e-12)
         unit = trained.loss_gradients / np.linalg.norm(trained.loss_gradients, axis=1, keepdims=True)
@@ -63,7 +63,7 @@ class TestOneOutput:
     def test_loss_projected_posterior_then_varies_at_that_example_only(self, projector: Projector) -> None:
         trained = exactly_fitted()
         posterior = loss_projected(trained, projector)
-        variance = posterior.functional_variance(trained.x, exact=True)[:, 0].numpy() * posterior.prior_precision
+        variance = posterior.functional_variance(trained.x, exact=True)[:, 0].cpu().numpy() * posterior.prior_precision
         rows = trained.jacobian
         assert posterior.report.kernel_dimension == rows.shape[1] - 9
         expected = rows[0] @ oracle.kernel_projector(rows[1:]) @ rows[0]

@@ -29,7 +29,7 @@ networks_and_predictions = pytest.mark.parametrize(
 
 def change_of_loss(trained: Trained, outputs: Tensor) -> oracle.Matrix:
     """l(outputs, y_n) - l(f(θ, x_n), y_n) at every training example."""
-    return (trained.loss(outputs, trained.y) - trained.loss(trained.model(trained.x), trained.y)).detach().numpy()
+    return (trained.loss(outputs, trained.y) - trained.loss(trained.model(trained.x), trained.y)).detach().cpu().numpy()
 
 
 def changes(trained: Trained, posterior: nb.LossProjectedPosterior, alpha: float, pred_type: str) -> oracle.Matrix:

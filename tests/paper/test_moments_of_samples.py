@@ -13,7 +13,7 @@ def test_samples_have_the_stated_mean_and_covariance() -> None:
     posterior = projected(trained, n_samples=n, prior_precision=alpha)
     sampled = posterior.sample()
     flat = np.concatenate(
-        [sampled[name].reshape(n, -1).numpy() for name, _ in trained.model.named_parameters()], axis=1
+        [sampled[name].reshape(n, -1).cpu().numpy() for name, _ in trained.model.named_parameters()], axis=1
     )
     deviations = flat - oracle.parameters(trained.model)
     expected = oracle.kernel_projector(trained.jacobian) / alpha

@@ -13,7 +13,7 @@ from paper.networks import Trained, classifier, regressor, underparametrized
 @pytest.mark.parametrize("network", [classifier, regressor, underparametrized], ids=name_of)
 def test_library_forms_the_rows_of_the_oracle(network: Callable[[], Trained]) -> None:
     trained = network()
-    outputs = nb.OutputJacobian(trained.model, trained.loader, trained.likelihood).dense().numpy()
+    outputs = nb.OutputJacobian(trained.model, trained.loader, trained.likelihood).dense().cpu().numpy()
     np.testing.assert_allclose(outputs, trained.jacobian, rtol=1e-10, atol=1e-12)
-    losses = nb.LossJacobian(trained.model, trained.loader, trained.loss).dense().numpy()
+    losses = nb.LossJacobian(trained.model, trained.loader, trained.loss).dense().cpu().numpy()
     np.testing.assert_allclose(losses, trained.loss_gradients, rtol=1e-10, atol=1e-12)

@@ -16,10 +16,10 @@ def test_krylov_goes_on_while_its_residual_only_pauses() -> None:
     """The residual of conjugate gradients need not fall at every step: here it pauses from sweep 4 to 18."""
     rows = regressor().jacobian
     projector = Krylov(Alternating(block_rows=13), rtol=1e-9)
-    state = projector.prepare(nb.DenseRows(torch.from_numpy(rows)))
+    state = projector.prepare(nb.DenseRows(torch.as_tensor(rows)))
     projection = projector.apply(state, torch.eye(rows.shape[1], dtype=torch.float64)[27:28])
     assert projection.info.converged.all()
-    np.testing.assert_allclose(projection.directions[0].numpy(), oracle.kernel_projector(rows)[27], atol=1e-8)
+    np.testing.assert_allclose(projection.directions[0].cpu().numpy(), oracle.kernel_projector(rows)[27], atol=1e-8)
 
 
 @pytest.mark.parametrize("margin", [12.0, 16.0, 20.0, 60.0])
@@ -29,7 +29,7 @@ def test_loss_rows_of_confident_examples_point_the_right_way(margin: float) -> N
     with torch.no_grad():
         model.weight.copy_(torch.tensor([[margin, 0.0], [0.0, 0.0], [-1.0, 0.0]]))
     x, y = torch.tensor([[1.0, 0.5], [1.0, -0.25]]), torch.tensor([0, 0])
-    row = nb.LossJacobian(model, [(x, y)], "classification").dense()[0].double().numpy()
+    row = nb.LossJacobian(model, [(x, y)], "classification").dense()[0].double().cpu().numpy()
     others = np.exp(np.array([0.0, -1.0]) - margin) / (1 + np.exp(np.array([0.0, -1.0]) - margin).sum())
     exact = np.outer([-others.sum(), *others], [1.0, 0.5]).ravel()
     np.testing.assert_allclose(row / np.linalg.norm(row), exact / np.linalg.norm(exact), atol=1e-6)

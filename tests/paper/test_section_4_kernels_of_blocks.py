@@ -18,8 +18,8 @@ def blocks_of(rows: oracle.Matrix, size: int) -> list[oracle.Matrix]:
 def projection_of(projector: Projector, rows: oracle.Matrix) -> oracle.Matrix:
     """The matrix that a projector of the library applies: its answer to every unit vector."""
     identity = torch.eye(rows.shape[1], dtype=torch.float64)
-    state = projector.prepare(nb.DenseRows(torch.from_numpy(rows)))
-    return projector.apply(state, identity).directions.numpy()
+    state = projector.prepare(nb.DenseRows(torch.as_tensor(rows)))
+    return projector.apply(state, identity).directions.cpu().numpy()
 
 
 @pytest.mark.parametrize("size", [3, 12, 25])
@@ -45,7 +45,7 @@ def test_library_projects_on_the_kernel_of_each_block(projector: Projector) -> N
 @pytest.mark.parametrize("size", [6, 13, 24])
 @pytest.mark.parametrize("projector", [Alternating, Krylov], ids=name_of)
 def test_library_reaches_the_intersection_from_any_blocks(projector: type[Projector], size: int) -> None:
-    rows = gaussian(24, 61, seed=60).numpy()
+    rows = gaussian(24, 61, seed=60).cpu().numpy()
     alternating = Alternating(block_rows=size, rtol=1e-9, max_sweeps=2000)
     method = alternating if projector is Alternating else Krylov(alternating, rtol=1e-9)
     np.testing.assert_allclose(projection_of(method, rows), oracle.kernel_projector(rows), atol=1e-7)

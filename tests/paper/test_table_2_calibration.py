@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from drawing import randperm
 from nullbayes import metrics
 from paper.probabilities import predictions
 
@@ -91,7 +92,7 @@ def test_imagenet_table_is_consistent(name: str) -> None:
 def test_printed_brier_score_is_that_of_shuffled_labels() -> None:
     """Against labels that have nothing to do with them, predictions over 10 classes score E|p|² + 1 - 2/10."""
     probs, labels = predictions(0.981, 0.977, seed=0)
-    shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
+    shuffled = labels[randperm(len(labels), generator=torch.Generator().manual_seed(0))]
     assert metrics.brier(probs, shuffled) == pytest.approx(1.775, abs=0.01)
     assert metrics.brier(probs, shuffled) == pytest.approx(float(probs.square().sum(1).mean()) + 0.8, abs=0.02)
 
@@ -99,7 +100,7 @@ def test_printed_brier_score_is_that_of_shuffled_labels() -> None:
 def test_printed_ece_is_not_that_of_shuffled_labels() -> None:
     """Those would give about 0.981 - 0.1: something else is in that column."""
     probs, labels = predictions(0.981, 0.977, seed=0)
-    shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))]
+    shuffled = labels[randperm(len(labels), generator=torch.Generator().manual_seed(0))]
     assert metrics.ece(probs, shuffled) == pytest.approx(0.881, abs=0.01)
 
 

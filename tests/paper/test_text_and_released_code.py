@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from drawing import randn
 from nullbayes import metrics
 from paper import oracle
 from paper.fitting import projected
@@ -34,7 +35,7 @@ def test_macro_batches_that_are_not_returned_to_are_not_in_the_kernel() -> None:
 def test_mean_of_the_samples_nll_is_larger_than_the_nll_of_the_mean() -> None:
     trained = classifier()
     generator = torch.Generator().manual_seed(0)
-    noise = 2 * torch.randn(30, 20, 3, generator=generator, dtype=torch.float64)
+    noise = 2 * randn(30, 20, 3, generator=generator, dtype=torch.float64)
     probs = (trained.model(trained.x).detach() + noise).softmax(2)
     mean_of_scores = float(np.mean([metrics.nll(sample, trained.y) for sample in probs]))
     assert metrics.nll(probs.mean(0), trained.y) < 0.8 * mean_of_scores

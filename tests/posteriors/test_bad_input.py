@@ -77,7 +77,7 @@ MODELS_REFUSED = {
         "'1'.*running statistics.*GroupNorm",
     ),
     "mixed precision": (lambda: nn.Sequential(nn.Linear(4, 3).double(), nn.Linear(3, 3)), "several precisions.*32"),
-    "mixed devices": (mixed_devices, r"several devices \(cpu, meta\)"),
+    "mixed devices": (mixed_devices, r"several devices \((cpu|cuda.*), meta\)"),
     "integer parameters": (
         lambda: nn.ParameterList([nn.Parameter(torch.ones(2, dtype=torch.long), requires_grad=False)]),
         "No parameter of the model requires gradients",

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
+from drawing import randn
 from nullbayes.errors import ConvergenceWarning, NullBayesError, SettingsError
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Outcome, Projection, Projector
 from nullbayes.testing import Case, cases, kernel_projector
 
 RTOL = 1e-8
 S = 5
-CASES = {case.name: case for case in cases()}
+CASES = {case.name: case for case in cases(torch.get_default_device())}
 PROJECTORS: dict[str, Callable[[float], Projector]] = {
     "ExactDual": lambda rtol: ExactDual(rtol=rtol),
     "ExactDual, truncated": lambda rtol: ExactDual(truncate=True, rtol=rtol),
@@ -63,7 +64,7 @@ class Solved:
 
 
 def gaussian(n: int, columns: int, seed: int = 0) -> Tensor:
-    return torch.randn(n, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return randn(n, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @cache
@@ -219,7 +220,7 @@ def test_callback_is_told_of_growing_sweeps_and_the_last_residual(name: str, cas
 @pairs(lambda name, case: not stalls(name, case))
 def test_state_is_not_used_up_and_nothing_is_overwritten(name: str, case: str) -> None:
     solved = solve(name, case)
-    fresh = {case.name: case for case in cases()}[case]
+    fresh = {case.name: case for case in cases(torch.get_default_device())}[case]
     again = solved.noise.clone()
     projection = solved.projector.apply(solved.state, again)
     assert torch.equal(projection.directions, solved.result.directions)
@@ -362,8 +363,8 @@ def test_empty_bases_are_refused(rank: int) -> None:
 @pytest.mark.parametrize("kind", [ExactDual, Alternating, Krylov])
 def test_rows_without_a_gram_matrix_are_refused(kind: type[Projector], value: float) -> None:
     rows = nb.MatrixFreeRows(
-        lambda v, where: torch.full((len(v), where.stop - where.start), value, dtype=v.dtype),
-        lambda u, _: torch.full((len(u), 7), value, dtype=u.dtype),
+        lambda v, where: torch.full((len(v), where.stop - where.start), value, dtype=v.dtype, device=v.device),
+        lambda u, _: torch.full((len(u), 7), value, dtype=u.dtype, device=u.device),
         n_rows=4,
         n_columns=7,
         block_rows=2,

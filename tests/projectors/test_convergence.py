@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
+from drawing import matrix_from_singular_values, randn
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Outcome, Projection, Projector
-from nullbayes.testing import cases, kernel_projector, matrix_from_singular_values
+from nullbayes.testing import cases, kernel_projector
 
-CASES = {case.name: case for case in cases()}
+CASES = {case.name: case for case in cases(torch.get_default_device())}
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -22,7 +23,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def gaussian(n: int, columns: int, seed: int = 0) -> Tensor:
-    return torch.randn(n, columns, dtype=torch.float64, generator=seeded(seed))
+    return randn(n, columns, dtype=torch.float64, generator=seeded(seed))
 
 
 def quietly(projector: Projector, matrix: Tensor, noise: Tensor, block_rows: int | None = None) -> Projection:
@@ -237,7 +238,7 @@ def test_truncation_removes_the_fewest_directions_that_reach_the_tolerance(
     name: str, shape: tuple[int, int], rtol: float
 ) -> None:
     matrix = spectrum(shape)
-    eigenvalues, vectors = np.linalg.eigh((matrix.T @ matrix).numpy())
+    eigenvalues, vectors = np.linalg.eigh((matrix.T @ matrix).cpu().numpy())
     # the expected |A v|² is the sum of the eigenvalues that stay; a third of the tolerance, for the spread of samples
     stays = int((np.cumsum(eigenvalues.clip(0)) <= (rtol / 3) ** 2 * eigenvalues.sum()).sum())
     assert shape[1] - min(shape) < stays < shape[1]
@@ -245,7 +246,7 @@ def test_truncation_removes_the_fewest_directions_that_reach_the_tolerance(
     projection = quietly(TRUNCATED[name](truncate=True, rtol=rtol), matrix, noise)
     assert projection.info.kernel_dimension == stays
     assert projection.info.converged.all()
-    best = torch.from_numpy(vectors[:, :stays])
+    best = torch.as_tensor(vectors[:, :stays])
     torch.testing.assert_close(projection.directions, noise @ best @ best.T, rtol=0, atol=1e-7)
     mean = (projection.directions @ matrix.T).square().sum(1).mean() / (noise @ matrix.T).square().sum(1).mean()
     assert mean.sqrt() <= rtol / 2

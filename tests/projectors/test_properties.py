@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import nullbayes as nb
+from drawing import matrix_from_singular_values, rand, randint, randperm
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Projector
-from nullbayes.testing import kernel_projector, matrix_from_singular_values
+from nullbayes.testing import kernel_projector
 
 TIGHT = 1e-11
 PROJECTORS: dict[str, Callable[[], Projector]] = {
@@ -75,7 +76,7 @@ def test_map_is_the_orthogonal_projection_on_the_kernel(name: str, matrix: Tenso
 @few
 @given(matrix=matrices(), block_rows=block_sizes, seed=st.integers(0, 1000))
 def test_order_of_rows_and_size_of_blocks_do_not_matter(name: str, matrix: Tensor, block_rows: int, seed: int) -> None:
-    order = torch.randperm(len(matrix), generator=seeded(seed))
+    order = randperm(len(matrix), generator=seeded(seed))
     assert_near(as_matrix(name, matrix[order], block_rows), as_matrix(name, matrix))
 
 
@@ -83,7 +84,7 @@ def test_order_of_rows_and_size_of_blocks_do_not_matter(name: str, matrix: Tenso
 @few
 @given(matrix=matrices(), seed=st.integers(0, 1000))
 def test_repeated_rows_and_zero_rows_do_not_matter(name: str, matrix: Tensor, seed: int) -> None:
-    again = torch.randint(len(matrix), (len(matrix) + 3,), generator=seeded(seed))
+    again = randint(len(matrix), (len(matrix) + 3,), generator=seeded(seed))
     more = torch.cat([matrix, matrix[again], torch.zeros(2, matrix.shape[1], dtype=torch.float64)])
     assert_near(as_matrix(name, more, 7), as_matrix(name, matrix, 7))
 
@@ -93,7 +94,7 @@ def test_repeated_rows_and_zero_rows_do_not_matter(name: str, matrix: Tensor, se
 @given(seed=st.integers(0, 1000), block_rows=st.integers(1, 12))
 def test_length_of_rows_does_not_matter(name: str, seed: int, block_rows: int) -> None:
     matrix = matrix_from_singular_values(torch.linspace(1, 2, 12), 12, 20, seeded(seed))
-    lengths = 10 ** (12 * torch.rand(12, 1, dtype=torch.float64, generator=seeded(seed)) - 6)
+    lengths = 10 ** (12 * rand(12, 1, dtype=torch.float64, generator=seeded(seed)) - 6)
     projector = PROJECTORS[name]()
     if not name.startswith("Exact"):
         # the stopping sentence speaks of |A v|, in which rows a million times shorter hardly count: sweep on regardless

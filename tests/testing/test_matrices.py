@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nullbayes.testing import Case, cases, kernel_dimension, kernel_projector, matrix_from_singular_values
 
+pytestmark = pytest.mark.cpu  # where the matrices are made
 BY_NAME = {case.name: case for case in cases()}
 PROJECTORS = {"ExactDual", "ExactPrimal", "Alternating", "Krylov", "Lanczos"}
 
@@ -47,7 +48,7 @@ def test_cases_are_small_float64_matrices_with_a_fitting_block_size(case: Case) 
 @every_ranked_case
 def test_rank_is_separated_by_a_gap(case: Case) -> None:
     assert case.rank is not None
-    assert np.linalg.matrix_rank(case.matrix.numpy()) == case.rank
+    assert np.linalg.matrix_rank(case.matrix.cpu().numpy()) == case.rank
     sigma = singular_values(case.matrix)
     # Even the Gram matrix, whose eigenvalues are the squares, must see the same rank.
     assert (sigma[: case.rank] > 5e-7 * sigma[0]).all()
@@ -99,7 +100,7 @@ def test_orthogonal_blocks_are_orthogonal_between_but_not_within() -> None:
 def test_repeated_rows_repeat_within_and_across_blocks() -> None:
     for block in blocks("repeated_rows")[:4]:
         assert len(block.unique(dim=0)) == 5
-        assert np.linalg.matrix_rank(block.numpy()) == 5
+        assert np.linalg.matrix_rank(block.cpu().numpy()) == 5
     matrix = BY_NAME["repeated_rows"].matrix
     assert torch.equal(matrix[40:], matrix[:40:2])
 
@@ -189,11 +190,11 @@ def test_kernel_dimension_is_the_number_of_columns_less_the_rank(case: Case) -> 
 
 @every_case
 def test_oracle_agrees_with_the_pseudo_inverse(case: Case) -> None:
-    matrix = case.matrix.numpy()
+    matrix = case.matrix.cpu().numpy()
     expected = np.eye(matrix.shape[1]) - np.linalg.pinv(matrix, rcond=1e-11) @ matrix
     # A^+ A loses what the smallest singular value asks for: eps times the condition number.
     smallest = {"power_law": 1e-8, "rows_of_very_different_length": 1e-6, "step": 1e-4}.get(case.name, 1e-2)
-    np.testing.assert_allclose(kernel_projector(case.matrix).numpy(), expected, atol=1e-14 / smallest)
+    np.testing.assert_allclose(kernel_projector(case.matrix).cpu().numpy(), expected, atol=1e-14 / smallest)
 
 
 def test_rtol_moves_small_singular_values_into_the_kernel() -> None:

@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from nullbayes import priors
 from nullbayes.errors import CollapseWarning, DataError, FileError, NotFittedError, SettingsError, UnderfitWarning
@@ -23,11 +22,12 @@ from nullbayes.jacobian.rows import JacobianRows, OutputJacobian
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise
 from nullbayes.posteriors.base import SamplePosterior, output_spread
+from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.report import FitReport
 from nullbayes.posteriors.resources import Meter, host_memory_bytes, memory_limit_bytes
 from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
-from nullbayes.projectors import Projector, choose, mean_and_error, traces
+from nullbayes.projectors import Outcome, Projector, choose, mean_and_error, traces
 from nullbayes.types import Storage
 
 _MEASURED_EXAMPLES = 1024  # training examples on which the change of the outputs is measured, where rows do not tell
@@ -88,10 +88,11 @@ class KernelPosterior(SamplePosterior):
             raise SettingsError(msg)
         self._base, self._likelihood = base, self._asked
         self._directions, self._precision, self._report = None, None, None
-        report = self._prepare(loader, n_samples, projector, tolerance, memory_limit)
-        report["seed"] = noise.draw_seed(generator)
-        self._report = report
-        self._draw(n_samples, progress)
+        with Progress(show=progress) as bar:
+            report = self._prepare(loader, n_samples, projector, tolerance, memory_limit, bar)
+            report["seed"] = noise.draw_seed(generator)
+            self._report = report
+            self._draw(n_samples, bar)
         self._warn()
         return self
 
@@ -101,7 +102,8 @@ class KernelPosterior(SamplePosterior):
             msg = f"n_samples must be at least 1, not {n_samples}."
             raise SettingsError(msg)
         self._need_state()
-        self._draw(n_samples, progress)
+        with Progress(show=progress) as bar:
+            self._draw(n_samples, bar)
         return self
 
     def prepare(
@@ -116,7 +118,9 @@ class KernelPosterior(SamplePosterior):
 
         ``extend`` and exact variances need them.
         """
-        new, old = self._prepare(loader, self.n_samples, projector, tolerance, memory_limit), dict(self._report or {})
+        with Progress(show=False) as bar:
+            new = self._prepare(loader, self.n_samples, projector, tolerance, memory_limit, bar)
+        old = dict(self._report or {})
         if new["n_rows"] != old["n_rows"]:
             self.release()
             msg = (
@@ -139,11 +143,12 @@ class KernelPosterior(SamplePosterior):
         projector: str | Projector,
         tolerance: float,
         limit: int | str | None,
+        bar: Progress,
     ) -> dict[str, Any]:
         """Build rows and projector; return the report of a fit without samples."""
         network = self._network
         network.check_unchanged()
-        self._meter = meter = Meter(network.device)
+        self._meter = meter = Meter(network.device, bar.phase)
         with meter.phase("data"):
             examples = Examples(loader, self._batch_fn, network.device)
             rows = self._open_rows(examples)
@@ -178,7 +183,7 @@ class KernelPosterior(SamplePosterior):
         }  # fmt: skip
 
     @full_precision()
-    def _draw(self, n_samples: int, progress: bool) -> None:
+    def _draw(self, n_samples: int, bar: Progress) -> None:
         assert self._report is not None
         assert self._projector is not None
         report, have = self._report, 0 if self._directions is None else len(self._directions)
@@ -186,16 +191,9 @@ class KernelPosterior(SamplePosterior):
             drawn = noise.normal(self._network, report["seed"], have, n_samples)
         else:
             drawn = noise.based(self._network, self._base, report["seed"], have, n_samples)
-        with (
-            self._meter.phase("projection"),
-            tqdm(desc="projecting", unit=" sweeps", disable=None if progress else True, leave=False) as bar,
-        ):
-
-            def show(sweeps: int, residual: Tensor) -> None:
-                bar.n = sweeps
-                bar.set_postfix(residual=f"{float(residual.max()):.1e}", tolerance=f"{report['tolerance']:.0e}")
-
-            projection = self._projector.apply(self._state, drawn, callback=show)
+        self._meter.announce = bar.phase
+        with self._meter.phase("projection"):
+            projection = self._projector.apply(self._state, drawn, callback=bar.sweeps(report["tolerance"]))
         info, new = projection.info, projection.directions[:n_samples]
         measured = slice(0, n_samples) if self._base is None else slice(n_samples, None)
         estimates = traces(drawn[measured].to(new.device), projection.directions[measured])
@@ -305,6 +303,8 @@ class KernelPosterior(SamplePosterior):
         for piece in stream(x, self._network, self._batch_fn, n_samples=256):
             rows = output_rows(self._network, piece)  # (n, O, P)
             projection = self._projector.apply(self._state, rows.flatten(0, 1))
+            if projection.info.outcome is Outcome.INTERRUPTED:
+                raise KeyboardInterrupt  # half a projection is no exact variance
             parts.append(projection.directions.square().sum(1).view(rows.shape[:2]))
         return torch.cat(parts) / self.prior_precision
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -54,11 +54,11 @@ class Meter:
     """Seconds by phase, and the peak of memory since it was made.
 
     On CUDA the peak is what PyTorch allocated; on a CPU it is the resident memory of the process, where the system
-    tells it.
+    tells it. ``announce`` is called with the name of each phase as it begins.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, announce: Callable[[str], None] | None = None) -> None:
+        self.device, self.announce = device, announce
         self.seconds: dict[str, float] = {}
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -69,6 +69,8 @@ class Meter:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Add the time of a block to a phase."""
+        if self.announce is not None:
+            self.announce(name)
         start = time.perf_counter()
         yield
         if self.device.type == "cuda":

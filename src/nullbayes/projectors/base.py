@@ -37,6 +37,10 @@ class Outcome(Enum):
         "(block_rows), or accept a larger tolerance"
     )
     TRUNCATED = "the rank allowed is too small for the tolerance: raise it, or use another projector"
+    INTERRUPTED = (
+        "stopped by the user: the samples are as the last finished sweep left them, and usable as such; fit again to "
+        "reach the tolerance, or extend with samples that do"
+    )
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,9 @@ def iterate(
     The residual is recomputed from the rows after steps 1 to 5, then after every fifth more than before, so that
     measuring costs little. The schedule is fixed and samples never mix: a sample's result does not depend on the
     others.
+
+    Ctrl-C ends the loop after the last finished step, whose residual is measured; a second one goes through. For that
+    a step must return new tensors and leave those it was given as they are.
     """
     directions = carry[0].clone()
     target = targets(projector, rows, carry[0], reference)
@@ -46,31 +49,35 @@ def iterate(
     active = (norms > target).nonzero()[:, 0]
     carry = tuple(part[active] for part in carry)
     k, next_check, outcome = 0, 1, Outcome.CONVERGED
-    while len(active):
-        if (k + 1) * sweeps_per_step > max_sweeps:
-            outcome = Outcome.MAX_SWEEPS
-            break
-        k += 1
-        carry = step(carry, k)
-        last = (k + 1) * sweeps_per_step > max_sweeps
-        if k < next_check and not last:
-            continue
-        next_check = k + max(1, k // 5)
-        directions[active] = carry[0]
-        now = rows.norms(carry[0])
-        if not torch.isfinite(now).all():
-            msg = f"NaN or Inf appeared in sweep {k * sweeps_per_step}: look for extreme values in the rows."
-            raise NullBayesError(msg)
-        norms[active] = now
-        gained = now < 0.999 * best[active]  # small gains add up: they are compared with the last noted one
-        reached[active] = torch.where(gained, k, reached[active])
-        best[active] = torch.where(gained, now, best[active])
-        if callback is not None:
-            callback(k * sweeps_per_step, relative(norms, reference))
-        stuck = (now > target[active]) & (k > 2 * reached[active] + _PATIENCE)
-        if bool(stuck.any()):
-            outcome = Outcome.STAGNATED
-        going = (now > target[active]) & ~stuck
-        active = active[going]
-        carry = tuple(part[going] for part in carry)
+    try:
+        while len(active):
+            if (k + 1) * sweeps_per_step > max_sweeps:
+                outcome = Outcome.MAX_SWEEPS
+                break
+            carry, k = step(carry, k + 1), k + 1  # together, so that no Ctrl-C falls between them
+            last = (k + 1) * sweeps_per_step > max_sweeps
+            if k < next_check and not last:
+                continue
+            next_check = k + max(1, k // 5)
+            directions[active] = carry[0]
+            now = rows.norms(carry[0])
+            if not torch.isfinite(now).all():
+                msg = f"NaN or Inf appeared in sweep {k * sweeps_per_step}: look for extreme values in the rows."
+                raise NullBayesError(msg)
+            norms[active] = now
+            gained = now < 0.999 * best[active]  # small gains add up: they are compared with the last noted one
+            reached[active] = torch.where(gained, k, reached[active])
+            best[active] = torch.where(gained, now, best[active])
+            if callback is not None:
+                callback(k * sweeps_per_step, relative(norms, reference))
+            stuck = (now > target[active]) & (k > 2 * reached[active] + _PATIENCE)
+            if bool(stuck.any()):
+                outcome = Outcome.STAGNATED
+            going = (now > target[active]) & ~stuck
+            active, carry = active[going], tuple(part[going] for part in carry)
+    except KeyboardInterrupt:
+        outcome = Outcome.INTERRUPTED
+        if len(active):
+            directions[active] = carry[0]
+            norms[active] = rows.norms(carry[0])
     return directions, norms, k * sweeps_per_step, outcome
