@@ -16,7 +16,7 @@ from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.data import BatchFn, Examples
 from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network, Selection
-from nullbayes.jacobian.products import pull, push
+from nullbayes.jacobian.products import product_examples, pull, push
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.linalg.held import HeldBlock, HeldRows, Piece
 from nullbayes.linalg.matrix_free import ProductBlock
@@ -24,7 +24,6 @@ from nullbayes.linalg.rows import Block, Rows
 from nullbayes.types import RowFunction
 
 Storage = Literal["form", "products"]
-_PRODUCT_EXAMPLES = 8192  # examples times vectors in one differentiation
 
 
 class JacobianRows(Rows):
@@ -123,7 +122,9 @@ class JacobianRows(Rows):
         vector = torch.randn(1, self.n_columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         try:
             ahead = push(self.function, theta, x, y, vector.to(theta)).flatten(1)
-        except NotImplementedError:  # an operation without forward mode: predictions will say so
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # an operation without forward mode: predictions go by rows as well
             return
         block = HeldBlock(tuple(self._layers.pieces(x, y)), ahead.shape[1], self.n_columns, self.granule, theta)
         back = block.mv(vector.to(theta))
@@ -135,7 +136,7 @@ class JacobianRows(Rows):
             raise ModelError(msg)
 
     def _chunks(self, n_vectors: int, first: int, last: int) -> Iterable[tuple[int, int]]:
-        return self.examples.ranges(max(1, _PRODUCT_EXAMPLES // max(1, n_vectors)), first, last)
+        return self.examples.ranges(product_examples(self.device, n_vectors), first, last)
 
     def _push(self, vectors: Tensor, first: int, last: int) -> Tensor:  # (S, P) -> (S, m)
         parts = [
