@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -146,11 +147,25 @@ def test_inputs_of_another_kind_than_the_first() -> None:
         torch.testing.assert_close(products.linearized(network, x, vectors)[1], wanted)
 
 
-def test_threads_predict_with_one_network() -> None:
-    case = OF_MODELS["batchnorm"]
-    network, (x, _) = Network(case.build()), CLASSIFICATION.data(case)
-    vectors = vectors_for(network, MANY)
-    wanted = products.linearized(Network(case.build()), x, vectors)
+class Slow(nn.Module):
+    """Gives other threads a turn between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        time.sleep(0.003)
+        return self.second(h)
+
+
+@pytest.mark.parametrize("n_vectors", [FEW, MANY])
+def test_threads_predict_with_one_network(n_vectors: int) -> None:
+    model, (x, _) = Slow().double(), CLASSIFICATION.data()
+    network = Network(model)
+    vectors = vectors_for(network, n_vectors)
+    wanted = torch.einsum("nop,sp->sno", jacobian(model, x), vectors)
     with ThreadPoolExecutor(4) as threads:
-        for found in threads.map(lambda _: products.linearized(network, x, vectors), range(24)):
-            torch.testing.assert_close(found, wanted)
+        for _, changes in threads.map(lambda _: products.linearized(network, x, vectors), range(8)):
+            torch.testing.assert_close(changes, wanted)

@@ -3,6 +3,7 @@ r"""Products with the Jacobian of a function of the flat parameters, for many ve
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,8 @@ from nullbayes.jacobian.network import Network, differentiable_kernels
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.types import RowFunction
 
+_forward_mode = threading.Lock()  # torch has one for the whole process: who leaves it first ends it for all
+
 
 def push(function: RowFunction, theta: Tensor, x: Any, y: Tensor, vectors: Tensor) -> Tensor:  # (S, P) -> (S, n, O)
     """Return the Jacobian of ``function`` at ``theta`` times each vector, by forward-mode differentiation."""
@@ -26,7 +29,7 @@ def push(function: RowFunction, theta: Tensor, x: Any, y: Tensor, vectors: Tenso
         tangent: Tensor = jvp(lambda flat: function(flat, x, y), (theta,), (vector,))[1]
         return tangent
 
-    with torch.no_grad(), differentiable_kernels():
+    with _forward_mode, torch.no_grad(), differentiable_kernels():
         return vmap(one, randomness="same")(vectors)
 
 
@@ -39,8 +42,11 @@ def pull(function: RowFunction, theta: Tensor, x: Any, y: Tensor, weights: Tenso
 
 
 def product_examples(device: torch.device, n_vectors: int) -> int:
-    """Return how many examples to take through products with so many vectors in one go."""
-    return max(1, (8192 if device.type == "cuda" else 2048) // max(1, n_vectors))
+    """Return how many examples to take through products with so many vectors in one go.
+
+    On a CPU what is in work should stay in its cache, on a GPU there should be enough of it.
+    """
+    return max(1, (8192 if device.type == "cuda" else 256) // max(1, n_vectors))
 
 
 def linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tensor]:  # (n, O), (S, n, O)
