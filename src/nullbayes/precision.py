@@ -7,12 +7,13 @@ not: rows would be wrong by 1e-3, and forward and reverse mode would disagree.
 Torch has two generations of switches. The older ones (``allow_tf32``, ``set_float32_matmul_precision``) refuse to be
 read once the newer ones (``fp32_precision``, torch 2.9) have said something else, so both are kept in agreement here
 wherever they were. The newer ones form a tree: a switch that was never set follows its parent. The switches belong to
-the process, so two threads must not use them at once.
+the process: the first thread that wants full precision sets them, the last one puts them back.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,6 +34,8 @@ _REDUCED = (
     "allow_bf16_reduced_precision_reduction",
     "allow_fp16_accumulation",
 )
+_lock = threading.RLock()
+_users: list[contextlib.ExitStack] = []  # the first of them holds the switches, which are the whole process's
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 _read: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
@@ -52,13 +55,23 @@ def full_precision() -> Iterator[None]:
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
     torch.float32
     """
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_switched("ieee", "highest", cudnn=False, tree=_TREE))
-        stack.enter_context(_plain_reductions())
-        for device in _AUTOCAST:
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
+    with _lock:
+        switches = _users[0] if _users else contextlib.ExitStack()
+        if not _users:
+            switches.enter_context(_switched("ieee", "highest", cudnn=False, tree=_TREE))
+            switches.enter_context(_plain_reductions())
+        _users.append(switches)
+    try:
+        with contextlib.ExitStack() as stack:  # autocast belongs to a thread
+            for device in _AUTOCAST:
+                if torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, enabled=False))
+            yield
+    finally:
+        with _lock:
+            _users.pop()
+            if not _users:
+                switches.close()
 
 
 @contextlib.contextmanager

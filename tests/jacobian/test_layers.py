@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP, jacobian
+from models import BATCHNORM, CLASSIFICATION, MLP, jacobian
 from nullbayes.errors import ModelError
-from nullbayes.jacobian import layer_rules
+from nullbayes.jacobian import layer_rules, layers
 from nullbayes.jacobian.layer_rules import RULES
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.network import Network, differentiable_kernels
 from nullbayes.linalg.pieces import OuterPiece
 
 
@@ -204,8 +205,53 @@ def test_threads_share_a_network() -> None:
             torch.testing.assert_close(entries, wanted)
 
 
+class Slow(nn.Module):
+    """Gives other threads a turn between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        time.sleep(0.003)
+        return self.second(h)
+
+
+def test_threads_evaluate_a_network_each_at_its_own_parameters() -> None:
+    network, (x, _) = Network(Slow().double()), CLASSIFICATION.data()
+    flats = [network.theta * scale for scale in range(8)]
+    wanted = [network(flat, x) for flat in flats]
+    with ThreadPoolExecutor(4) as threads:
+        torch.testing.assert_close(list(threads.map(lambda flat: network(flat, x), flats)), wanted)
+
+
+def test_the_switches_of_torch_come_back_when_the_last_thread_is_done() -> None:
+    first, second = differentiable_kernels(), differentiable_kernels()
+    with first:
+        second.__enter__()
+        assert not torch.backends.mha.get_fastpath_enabled()
+    assert not torch.backends.mha.get_fastpath_enabled()
+    assert not torch.backends.cuda.flash_sdp_enabled()
+    second.__exit__(None, None, None)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
 def test_a_network_can_be_copied_and_pickled() -> None:
     network, (x, _) = Network(MLP.build()), CLASSIFICATION.data()
     for twin in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert twin.lock is not network.lock
         torch.testing.assert_close(twin.outputs(x), network.outputs(x))
+
+
+def test_all_outputs_in_one_backward_pass() -> None:
+    model, (x, _) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM)
+    tensors = [x.clone().requires_grad_()]
+    for layer in model:
+        tensors.append(layer(tensors[-1].clone()))
+    values, unused = tensors.pop().sum(0), randn(2, 3).requires_grad_()
+    one_by_one = [layers._gradients(value, [*tensors, unused]) for value in values]
+    at_once = layers._gradients_at_once(values, [*tensors, unused])
+    assert not at_once[-1].any()
+    torch.testing.assert_close(at_once, [torch.stack(parts) for parts in zip(*one_by_one, strict=True)])

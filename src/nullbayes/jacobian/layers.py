@@ -29,6 +29,7 @@ from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction
 
 _CHECKED_EXAMPLES = 3
+_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**34}  # of what is in memory only while rows are formed
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +95,7 @@ class LayerRows:
     @full_precision()
     def __init__(self, network: Network, function: RowFunction, x: Any, y: Tensor) -> None:
         self.network, self.function = network, function
+        self.working_bytes = _WORKING_BYTES.get(network.device.type, 2**28)
         self._vmap = self._batched = True  # until it is seen to fail
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
         seen = self._capture(find_layers(network), few, y)
@@ -114,22 +116,23 @@ class LayerRows:
         covered = self.network.n_parameters - sum(stop - start for start, stop in self.rest)
         return f"by layers ({covered / self.network.n_parameters:.0%} of the parameters)"
 
-    @full_precision()
+    @property
+    def examples_at_a_time(self) -> int:
+        """Return how many examples to form rows of in one go, by the memory that takes beside the rows."""
+        return max(1, self.working_bytes // self.example_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the rows of an example can be formed in the memory that is meant for it."""
+        return self.example_bytes <= self.working_bytes
+
     def pieces(self, x: Any, y: Tensor) -> list[Piece]:
         """Form the rows of some examples."""
-        result: list[Piece] = []
-        if self.layers:
-            result += self.by_layers(x, y)[1]
-        if self.rest:
-            entries = self.plain(x, y, self.rest)  # (m, c)
-            offset = 0
-            for start, stop in self.rest:
-                result.append(DensePiece(entries[:, offset : offset + stop - start], start))
-                offset += stop - start
-        return result
+        return self.form(x, y)[1]
 
-    def by_layers(self, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]]:
-        """Return the values (n, O) of the function, and the rows restricted to the parameters of the layers."""
+    @full_precision()
+    def form(self, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]]:
+        """Return the values (n, O) of the function on some examples, and their rows."""
         seen = self._capture(self.layers, x, y)
         missing = next((layer.name for layer in self.layers if layer.name not in seen.layers), None)
         if missing is not None:
@@ -137,6 +140,12 @@ class LayerRows:
         result: list[Piece] = []
         for layer in self.layers:
             result += layer.pieces(*seen.layers.pop(layer.name))
+        if self.rest:
+            entries = self.plain(x, y, self.rest)  # (m, c)
+            offset = 0
+            for start, stop in self.rest:
+                result.append(DensePiece(entries[:, offset : offset + stop - start], start))
+                offset += stop - start
         return seen.values, result
 
     def plain(self, x: Any, y: Tensor, ranges: tuple[tuple[int, int], ...]) -> Tensor:  # (m, c)
@@ -262,7 +271,15 @@ class LayerRows:
         if not outputs:
             return []
         with _recording():
-            passes = [_gradients(value, outputs) for value in values.sum(0)]  # examples do not influence each other
+            summed = values.sum(0)  # examples do not influence each other
+            if self._batched and values.is_cuda:  # there, many small kernels wait for each other
+                try:
+                    return [found.transpose(0, 1) for found in _gradients_at_once(summed, outputs)]
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError:  # an operation whose derivative vmap does not know
+                    self._batched = False
+            passes = [_gradients(value, outputs) for value in summed]
         return [torch.stack(parts, dim=1) for parts in zip(*passes, strict=True)]
 
 
@@ -291,3 +308,13 @@ def _gradients(value: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     """Differentiate one number; what it does not depend on has a derivative of zero."""
     found = torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
     return list(found)
+
+
+def _gradients_at_once(values: Tensor, tensors: list[Tensor]) -> list[Tensor]:  # (O, ...) each
+    """Differentiate several numbers in one pass."""
+    chosen = torch.eye(len(values), dtype=values.dtype, device=values.device)
+    found = torch.autograd.grad(values, tensors, chosen, retain_graph=True, is_grads_batched=True, allow_unused=True)
+    return [
+        values.new_zeros(len(values), *tensor.shape) if g is None else g
+        for g, tensor in zip(found, tensors, strict=True)
+    ]

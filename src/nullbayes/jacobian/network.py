@@ -141,19 +141,31 @@ class Network:
         return digest.hexdigest()
 
 
+_kernels_lock = threading.Lock()
+_kernels_users: list[contextlib.ExitStack] = []  # the first of them holds the switches, which are the whole process's
+
+
 @contextlib.contextmanager
 def differentiable_kernels() -> Iterator[None]:
     """Take, for a while, kernels that can be differentiated as they are, and full precision.
 
     The fused attention kernels know neither forward mode nor ``vmap``.
     """
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
+    with _kernels_lock:
+        switches = _kernels_users[0] if _kernels_users else contextlib.ExitStack()
+        if not _kernels_users:
+            switches.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+            torch.backends.mha.set_fastpath_enabled(False)
+            switches.enter_context(sdpa_kernel(SDPBackend.MATH))
+        _kernels_users.append(switches)
     try:
-        with sdpa_kernel(SDPBackend.MATH), full_precision():
+        with full_precision():
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
+        with _kernels_lock:
+            _kernels_users.pop()
+            if not _kernels_users:
+                switches.close()
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

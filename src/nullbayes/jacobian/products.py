@@ -3,16 +3,22 @@ r"""Products with the Jacobian of a function of the flat parameters, for many ve
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import jacrev, jvp, vjp, vmap
+from torch.func import jvp, vjp, vmap
 
-from nullbayes.jacobian.data import as_batch, example_dims
+from nullbayes.jacobian.data import leaves, n_examples, take_examples
+from nullbayes.jacobian.layers import LayerRows, LayersDiffer
 from nullbayes.jacobian.network import Network, differentiable_kernels
+from nullbayes.linalg.held import HeldBlock
 from nullbayes.types import RowFunction
+
+_forward_mode = threading.Lock()  # torch has one for the whole process: who leaves it first ends it for all
 
 
 def push(function: RowFunction, theta: Tensor, x: Any, y: Tensor, vectors: Tensor) -> Tensor:  # (S, P) -> (S, n, O)
@@ -23,7 +29,7 @@ def push(function: RowFunction, theta: Tensor, x: Any, y: Tensor, vectors: Tenso
         tangent: Tensor = jvp(lambda flat: function(flat, x, y), (theta,), (vector,))[1]
         return tangent
 
-    with torch.no_grad(), differentiable_kernels():
+    with _forward_mode, torch.no_grad(), differentiable_kernels():
         return vmap(one, randomness="same")(vectors)
 
 
@@ -35,22 +41,94 @@ def pull(function: RowFunction, theta: Tensor, x: Any, y: Tensor, weights: Tenso
         return pulled
 
 
+def product_examples(device: torch.device, n_vectors: int) -> int:
+    """Return how many examples to take through products with so many vectors in one go.
+
+    On a CPU what is in work should stay in its cache, on a GPU there should be enough of it.
+    """
+    return max(1, (8192 if device.type == "cuda" else 256) // max(1, n_vectors))
+
+
 def linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tensor]:  # (n, O), (S, n, O)
-    r"""Return :math:`f(\theta, x)` and :math:`J(x)\,v` for each vector."""
-    empty = vectors.new_empty(0)
-    return network.outputs(x), push(lambda flat, x, y: network(flat, x), network.theta, x, empty, vectors)
+    r"""Return :math:`f(\theta, x)` and :math:`J(x)\,v` for each vector.
+
+    By forming the rows of :math:`J(x)`, a backward pass an output, or by forward mode, a pass a vector: whichever is
+    less work. A row costs about as much as one and a half vectors.
+    """
+    if not _rows_are_cheaper(network, x, len(vectors)):
+        try:
+            return _linearized_by_products(network, x, vectors)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # an operation that forward mode does not know; what is wrong otherwise shows below
+            pass
+    rows, parts = _layer_rows(network, x), []
+    for piece in _in_pieces(x, rows.examples_at_a_time):
+        values, block = _block(network, rows, piece)
+        parts.append((values, block.mv(vectors).view(len(vectors), *values.shape)))
+    return _joined(parts)
 
 
 def output_rows(network: Network, x: Any) -> Tensor:  # (n, O, P)
     """Return the entries of the Jacobian of the outputs, example by example."""
-    dims = example_dims(x)
+    rows = _layer_rows(network, x)
+    parts = []
+    for piece in _in_pieces(x, rows.examples_at_a_time):
+        values, block = _block(network, rows, piece)
+        parts.append(block.dense().view(*values.shape, -1))
+    return torch.cat(parts)
 
-    def one(flat: Tensor, xi: Any) -> Tensor:
-        return network(flat, as_batch(xi, dims))[0]
 
-    with torch.no_grad(), differentiable_kernels():
-        entries: Tensor = vmap(jacrev(one), in_dims=(None, dims))(network.theta, x)
-        return entries
+def _rows_are_cheaper(network: Network, x: Any, n_vectors: int) -> bool:
+    """Whether rows are less work than forward mode, go wholly by layers, and fit in memory."""
+    if "width" not in network.found:
+        network.found["width"] = network.outputs(take_examples(x, 0, 1)).shape[1]
+    if 3 * network.found["width"] > 2 * n_vectors:
+        return False
+    rows = _layer_rows(network, x)
+    return not rows.rest and rows.fits
+
+
+def _linearized_by_products(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    empty = vectors.new_empty(0)
+    return _joined(
+        [
+            (network.outputs(piece), push(lambda flat, x, y: network(flat, x), network.theta, piece, empty, vectors))
+            for piece in _in_pieces(x, product_examples(network.device, len(vectors)))
+        ]
+    )
+
+
+def _layer_rows(network: Network, x: Any) -> LayerRows:
+    """Return how to form rows of the outputs, found out and checked on the first inputs that a network sees."""
+    with network.lock:
+        if "rows" not in network.found:
+            network.found["rows"] = LayerRows(network, lambda flat, x, y: network(flat, x), x, _no_targets(x))
+        rows: LayerRows = network.found["rows"]
+        return rows
+
+
+def _block(network: Network, rows: LayerRows, x: Any) -> tuple[Tensor, HeldBlock]:
+    """Return the outputs (n, O) for some inputs, and their rows."""
+    try:
+        values, pieces = rows.form(x, _no_targets(x))
+    except LayersDiffer:  # inputs of another kind than the first
+        rows = LayerRows(network, rows.function, x, _no_targets(x))
+        values, pieces = rows.form(x, _no_targets(x))
+    return values, HeldBlock(tuple(pieces), values.numel(), network.n_parameters, rows.width, network.theta)
+
+
+def _no_targets(x: Any) -> Tensor:
+    return torch.zeros(n_examples(x), device=next(leaves(x)).device)
+
+
+def _in_pieces(x: Any, size: int) -> Iterator[Any]:
+    for start in range(0, n_examples(x), size):
+        yield take_examples(x, start, start + size)
+
+
+def _joined(parts: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    return torch.cat([values for values, _ in parts]), torch.cat([changes for _, changes in parts], dim=1)
 
 
 @functools.cache

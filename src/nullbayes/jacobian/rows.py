@@ -18,7 +18,7 @@ from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.data import BatchFn, Examples
 from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network, Selection
-from nullbayes.jacobian.products import pull, push
+from nullbayes.jacobian.products import product_examples, pull, push
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
@@ -29,8 +29,6 @@ from nullbayes.types import RowFunction, Storage
 
 Formed = Literal["form", "products"]
 _WALK_BYTES = 2**29  # of rows formed in passing, at most
-_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**34}  # of what is in memory only while rows are formed
-_PRODUCT_EXAMPLES = 8192  # examples times vectors in one differentiation
 
 
 class JacobianRows(Rows):
@@ -51,8 +49,6 @@ class JacobianRows(Rows):
     ----------
     pass_bytes : int
         How much of a block may be formed at a time, where blocks are not held.
-    working_bytes : int
-        What may be in memory only while rows are formed.
     """
 
     pass_bytes: int = 2**62
@@ -72,7 +68,6 @@ class JacobianRows(Rows):
             raise SettingsError(msg)
         self.network, self.examples, self.likelihood, self.function = network, examples, likelihood, function
         self.granule = granule
-        self.working_bytes = _WORKING_BYTES.get(network.device.type, 2**28)
         self.storage: Storage = storage
         self.n_rows, self.n_columns = len(examples) * granule, network.n_parameters
         self.dtype, self.device = network.dtype, network.device
@@ -116,7 +111,7 @@ class JacobianRows(Rows):
     def walk_rows(self) -> int:
         """Rows of as many examples as may be formed at a time."""
         if self.storage == "products":
-            return max(self.granule, min(_PRODUCT_EXAMPLES, self.n_rows))
+            return max(self.granule, min(8192, self.n_rows))
         at_once = max(1, min(_WALK_BYTES, self.pass_bytes) // self._bytes_an_example)
         return min(self.n_rows, at_once * self.granule)
 
@@ -160,14 +155,18 @@ class JacobianRows(Rows):
         return self._layers.pieces(*self.examples.read(0, 1))
 
     @property
-    def _formed_at_once(self) -> int:
-        """Examples whose rows are formed together."""
-        return max(1, min(len(self.examples), self.working_bytes // self._layers.example_bytes))
+    def working_bytes(self) -> int:
+        """What may be in memory only while rows are formed."""
+        return self._layers.working_bytes
+
+    @working_bytes.setter
+    def working_bytes(self, value: int) -> None:
+        self._layers.working_bytes = value
 
     @property
     def forming_bytes(self) -> int:
         """What is in memory only while rows are formed."""
-        return self._formed_at_once * self._layers.example_bytes
+        return min(len(self.examples), self._layers.examples_at_a_time) * self._layers.example_bytes
 
     @property
     def _bytes_an_example(self) -> int:
@@ -178,7 +177,7 @@ class JacobianRows(Rows):
     ) -> tuple[Piece, ...]:
         """Form the rows of a range of examples, a chunk at a time, into tensors of the final size."""
         whole: list[Piece] = []
-        for start, stop in self.examples.ranges(self._formed_at_once, first, last):
+        for start, stop in self.examples.ranges(self._layers.examples_at_a_time, first, last):
             part = self._layers.pieces(*self.examples.read(start, stop))
             if half:
                 part = [piece.halved() for piece in part]
@@ -197,7 +196,9 @@ class JacobianRows(Rows):
         vector = torch.randn(1, self.n_columns, generator=generator, dtype=torch.float64, device="cpu").to(theta)
         try:
             ahead = push(self.function, theta, x, y, vector).flatten(1)
-        except NotImplementedError:  # an operation without forward mode: predictions will say so
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # an operation without forward mode: predictions go by rows as well
             return
         block = HeldBlock(tuple(self._layers.pieces(x, y)), ahead.shape[1], self.n_columns, self.granule, theta)
         back = block.mv(vector)
@@ -209,7 +210,7 @@ class JacobianRows(Rows):
             raise ModelError(msg)
 
     def _chunks(self, n_vectors: int, first: int, last: int) -> Iterable[tuple[int, int]]:
-        return self.examples.ranges(max(1, _PRODUCT_EXAMPLES // max(1, n_vectors)), first, last)
+        return self.examples.ranges(product_examples(self.device, n_vectors), first, last)
 
     def _push(self, vectors: Tensor, first: int, last: int) -> Tensor:  # (S, P) -> (S, m)
         parts = [

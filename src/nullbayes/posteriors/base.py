@@ -18,10 +18,11 @@ from nullbayes import io, priors
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.data import BatchFn, Examples
 from nullbayes.jacobian.network import Network, Selection
+from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood, LossFn, Regression, resolve
 from nullbayes.posteriors.report import FitCheck
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Prediction, mean_nll, predict, sample_outputs, score
+from nullbayes.predictive import Prediction, mean_nll, predict, score
 
 _CHUNK = 8192  # examples times samples in memory at a time
 
@@ -197,10 +198,10 @@ class SamplePosterior:
         outputs, changes, targets = [], [], []
         for start, stop in examples.ranges(max(1, _CHUNK // self.n_samples)):
             x, y = examples.read(start, stop)
-            own = self._network.outputs(x)
+            own, change = linearized(self._network, x, self.directions)
             self._likelihood.check(own, y)
             outputs.append(own)
-            changes.append(sample_outputs(self._network, x, self.directions, "linearized") - own)
+            changes.append(change)
             targets.append(y)
         return torch.cat(outputs), torch.cat(changes, dim=1), torch.cat(targets)
 

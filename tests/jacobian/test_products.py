@@ -1,0 +1,171 @@
+"""Linearized outputs are the same by rows and by forward mode, and there is a way for every network."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nullbayes as nb
+from models import CLASSIFICATION, MODELS, Model, call, jacobian
+from nullbayes.jacobian import layers, products
+from nullbayes.jacobian.data import map_leaves
+from nullbayes.jacobian.network import Network
+
+each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+OF_MODELS = {case.name: case for case in MODELS}
+TOLERANCE = {torch.float64: {}, torch.float32: {"rtol": 1e-4, "atol": 1e-5}}
+FEW, MANY = 4, 5  # vectors: with three outputs, forward mode is less work up to four
+
+
+def vectors_for(network: Network, n: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(4)
+    return torch.randn(n, network.n_parameters, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def converted(x: Any, dtype: torch.dtype) -> Any:
+    return map_leaves(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@each_model
+def test_rows_and_forward_mode_agree(case: Model, dtype: torch.dtype) -> None:
+    network, (x, _) = Network(case.build().to(dtype)), CLASSIFICATION.data(case, n=7)
+    x, vectors = converted(x, dtype), vectors_for(network, MANY, dtype)
+    outputs, changes = products.linearized(network, x, vectors)
+    wanted, ahead = products._linearized_by_products(network, x, vectors)
+    torch.testing.assert_close(outputs, wanted)
+    torch.testing.assert_close(changes, ahead, **TOLERANCE[dtype])
+    assert not outputs.requires_grad
+    assert not changes.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@each_model
+def test_output_rows_of_every_network(case: Model, dtype: torch.dtype) -> None:
+    model, (x, _) = case.build(), CLASSIFICATION.data(case)
+    entries = products.output_rows(Network(case.build().to(dtype)), converted(x, dtype))
+    torch.testing.assert_close(entries.double(), jacobian(model, x), **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(
+    ("name", "n_vectors", "cheaper"),
+    [("batchnorm", MANY, True), ("batchnorm", FEW, False), ("residual", 50, False)],
+    ids=["fewer outputs than vectors", "hardly fewer", "not wholly by layers"],
+)
+def test_rows_are_formed_where_they_are_less_work(name: str, n_vectors: int, cheaper: bool) -> None:
+    case = OF_MODELS[name]
+    network, (x, _) = Network(case.build()), CLASSIFICATION.data(case)
+    assert products._rows_are_cheaper(network, x, n_vectors) is cheaper
+
+
+def test_rows_that_do_not_fit_in_memory_are_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = OF_MODELS["batchnorm"]
+    network, (x, _) = Network(case.build()), CLASSIFICATION.data(case)
+    assert products._rows_are_cheaper(network, x, MANY)
+    monkeypatch.setattr(layers, "_WORKING_BYTES", {"cpu": 1000})
+    assert not products._rows_are_cheaper(network, x, MANY)
+
+
+@pytest.mark.parametrize("n_vectors", [FEW, MANY])
+def test_memory_does_not_decide_the_answer(n_vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = OF_MODELS["batchnorm"]
+    network, (x, _) = Network(case.build()), CLASSIFICATION.data(case, n=7)
+    vectors = vectors_for(network, n_vectors)
+    whole, entries = products.linearized(network, x, vectors), products.output_rows(network, x)
+    each = products._layer_rows(network, x).example_bytes
+    monkeypatch.setattr(layers, "_WORKING_BYTES", {"cpu": 2 * each})
+    monkeypatch.setattr(products, "product_examples", lambda device, n: 3)
+    torch.testing.assert_close(products.linearized(network, x, vectors), whole)
+    torch.testing.assert_close(products.output_rows(network, x), entries)
+
+
+class Cube(torch.autograd.Function):
+    """Knows its derivative backward only, and nothing of vmap."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * g
+
+
+class BackwardOnly(nn.Module):
+    def __init__(self, *, gain: bool) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+        self.gain = nn.Parameter(torch.ones(5)) if gain else 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(Cube.apply(self.first(x)) * self.gain)
+
+
+@pytest.mark.parametrize("n_vectors", [FEW, MANY])
+@pytest.mark.parametrize("gain", [False, True], ids=["by layers", "with a rest"])
+def test_a_network_without_forward_mode_has_predictions(gain: bool, n_vectors: int) -> None:
+    model, (x, _) = BackwardOnly(gain=gain).double(), CLASSIFICATION.data()
+    network = Network(model)
+    vectors = vectors_for(network, n_vectors)
+    outputs, changes = products.linearized(network, x, vectors)
+    torch.testing.assert_close(outputs, call(model, x).detach())
+    torch.testing.assert_close(changes, torch.einsum("nop,sp->sno", jacobian(model, x), vectors))
+
+
+def test_a_posterior_of_a_network_without_forward_mode() -> None:
+    data = CLASSIFICATION.data()
+    posterior = nb.ProjectedPosterior(BackwardOnly(gain=True).double()).fit([data], 3, progress=False)
+    spread = posterior.predict(data[0]).variance.max()
+    assert spread < 1e-10 * posterior.predict(10 * data[0]).variance.max()
+
+
+class Depth(nn.Module):
+    """Calls its layer once for vectors, twice for sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.layer(x).tanh()
+        return h if x.ndim == 2 else self.layer(h).sum(1)
+
+
+def test_inputs_of_another_kind_than_the_first() -> None:
+    model, generator = Depth().double(), torch.Generator().manual_seed(6)
+    network = Network(model)
+    vectors = vectors_for(network, 8)
+    for shape in ((5, 4), (5, 3, 4), (6, 4)):
+        x = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        wanted = torch.einsum("nop,sp->sno", jacobian(model, x), vectors)
+        torch.testing.assert_close(products.linearized(network, x, vectors)[1], wanted)
+
+
+class Slow(nn.Module):
+    """Gives other threads a turn between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        time.sleep(0.003)
+        return self.second(h)
+
+
+@pytest.mark.parametrize("n_vectors", [FEW, MANY])
+def test_threads_predict_with_one_network(n_vectors: int) -> None:
+    model, (x, _) = Slow().double(), CLASSIFICATION.data()
+    network = Network(model)
+    vectors = vectors_for(network, n_vectors)
+    wanted = torch.einsum("nop,sp->sno", jacobian(model, x), vectors)
+    with ThreadPoolExecutor(4) as threads:
+        for _, changes in threads.map(lambda _: products.linearized(network, x, vectors), range(8)):
+            torch.testing.assert_close(changes, wanted)
