@@ -78,7 +78,7 @@ def test_memory_does_not_decide_the_answer(n_vectors: int, monkeypatch: pytest.M
     vectors = vectors_for(network, n_vectors)
     whole, entries = products.linearized(network, x, vectors), products.output_rows(network, x)
     each = products._layer_rows(network, x).example_bytes
-    monkeypatch.setattr(layers, "_WORKING_BYTES", {"cpu": 2 * each})
+    monkeypatch.setattr(layers, "_WORKING_BYTES", {"cpu": 2 * each, "cuda": 2 * each})
     monkeypatch.setattr(products, "product_examples", lambda device, n: 3)
     torch.testing.assert_close(products.linearized(network, x, vectors), whole)
     torch.testing.assert_close(products.output_rows(network, x), entries)
