@@ -17,6 +17,7 @@ from nullbayes.errors import DataError
 
 BatchFn = Callable[[Any], tuple[Any, Tensor]]
 _PROBED_BATCHES = 2  # read twice; a shuffled or augmented batch differs with near certainty
+_KEPT_ON_DEVICE = 2**31  # bytes of data that may lie beside the model
 _RECIPE = "DataLoader(dataset, batch_size=..., shuffle=False)"
 
 
@@ -143,6 +144,9 @@ class Examples:
             msg = "The loader is empty: it yields no batch."
             raise DataError(msg)
         self._probe(loader, batch_fn)
+        size = sum(leaf.numel() * leaf.element_size() for x, y in self._batches for leaf in (*leaves(x), y))
+        if device.type != "cpu" and size <= _KEPT_ON_DEVICE:  # else they would travel in every sweep
+            self._batches = [(to_device(x, device), y.to(device)) for x, y in self._batches]
 
     def __len__(self) -> int:
         """Return the number of examples seen."""

@@ -55,6 +55,10 @@ def _add_tile(left: Factors, right: Factors, weights: Tensor | None, result: Ten
         if weights is not None:
             g, h = (x * weights[part, :, None].to(result.dtype) for x in (g, h))
         if r == t == 1:
+            g, h = (
+                x if f.activations is None else x * f.activations[part, :, None].to(x.dtype)
+                for x, f in ((g, left), (h, right))
+            )
             tile.addmm_(g.reshape(-1, q).T, h.reshape(-1, s))
             continue
         a, b = (_activations(f, part, result.dtype) for f in (left, right))
