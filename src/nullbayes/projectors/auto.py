@@ -17,7 +17,7 @@ from nullbayes.projectors.primal import ExactPrimal
 from nullbayes.projectors.steps import double_is_fast, gram_precision
 from nullbayes.types import Storage
 
-_DIRECT = 0
+_DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
 _HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
 _GRANULES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # blocks to consider
 
