@@ -22,7 +22,7 @@ from nullbayes.likelihoods import Likelihood
 
 PRED_TYPES = ("linearized", "sampled")
 SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
-_EXAMPLES_TIMES_SAMPLES = 8192  # in memory at a time
+_EXAMPLES_TIMES_SAMPLES = {"cpu": 8192, "cuda": 2**18}  # in memory at a time
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -
     if not one and not isinstance(x, Iterable):
         msg = f"Inputs must be a tensor, a tuple, a mapping or a loader of these, not {type(x).__name__}."
         raise DataError(msg)
-    size, empty = max(1, _EXAMPLES_TIMES_SAMPLES // max(1, n_samples)), True
+    size, empty = max(1, _EXAMPLES_TIMES_SAMPLES.get(network.device.type, 8192) // max(1, n_samples)), True
     for batch in [x] if one else x:
         inputs = batch if one else inputs_of(batch, batch_fn)
         if any(leaf.is_floating_point() and not torch.isfinite(leaf).all() for leaf in leaves(inputs)):

@@ -63,11 +63,11 @@ def test_rows_are_formed_where_they_are_less_work(name: str, n_vectors: int, che
     assert products._rows_are_cheaper(network, x, n_vectors) is cheaper
 
 
-def test_rows_that_do_not_fit_in_memory_are_not_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_do_not_fit_in_memory_are_not_formed() -> None:
     case = OF_MODELS["batchnorm"]
     network, (x, _) = Network(case.build()), CLASSIFICATION.data(case)
     assert products._rows_are_cheaper(network, x, MANY)
-    monkeypatch.setattr(layers, "_WORKING_BYTES", {"cpu": 1000})
+    network.found["rows"].working_bytes = 1000
     assert not products._rows_are_cheaper(network, x, MANY)
 
 
@@ -78,7 +78,7 @@ def test_memory_does_not_decide_the_answer(n_vectors: int, monkeypatch: pytest.M
     vectors = vectors_for(network, n_vectors)
     whole, entries = products.linearized(network, x, vectors), products.output_rows(network, x)
     each = products._layer_rows(network, x).example_bytes
-    monkeypatch.setattr(layers, "_WORKING_BYTES", {"cpu": 2 * each})
+    monkeypatch.setattr(layers, "_WORKING_BYTES", {"cpu": 2 * each, "cuda": 2 * each})
     monkeypatch.setattr(products, "product_examples", lambda device, n: 3)
     torch.testing.assert_close(products.linearized(network, x, vectors), whole)
     torch.testing.assert_close(products.output_rows(network, x), entries)

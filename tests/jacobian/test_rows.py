@@ -167,7 +167,7 @@ def test_no_example_is_dropped_however_batches_are_cut(sizes: tuple[int, ...], s
 @each_storage
 def test_rows_do_not_depend_on_how_much_is_formed_at_a_time(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
-    monkeypatch.setattr(layers_module, "_WORKING_BYTES", {"cpu": 10_000})
+    monkeypatch.setattr(layers_module, "_WORKING_BYTES", {"cpu": 10_000, "cuda": 10_000})
     monkeypatch.setattr(rows_module, "product_examples", lambda device, n_vectors: 2)
     rows = opened(nb.OutputJacobian, storage, model, [(x, y)])
     check_against(rows, jacobian(model, x).flatten(0, 1), granule=3)

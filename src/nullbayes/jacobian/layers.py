@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import jacrev, vmap
+from torch.func import grad, jacrev, vmap
 
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.data import as_batch, example_dims, map_leaves, take_examples
@@ -128,7 +128,7 @@ class LayerRows:
 
     def pieces(self, x: Any, y: Tensor) -> list[Piece]:
         """Form the rows of some examples."""
-        return self.form(x, y)[1]
+        return self.form(x, y)[1] if self.layers else self._rest_pieces(x, y)
 
     @full_precision()
     def form(self, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]]:
@@ -140,13 +140,14 @@ class LayerRows:
         result: list[Piece] = []
         for layer in self.layers:
             result += layer.pieces(*seen.layers.pop(layer.name))
-        if self.rest:
-            entries = self.plain(x, y, self.rest)  # (m, c)
-            offset = 0
-            for start, stop in self.rest:
-                result.append(DensePiece(entries[:, offset : offset + stop - start], start))
-                offset += stop - start
-        return seen.values, result
+        return seen.values, result + self._rest_pieces(x, y)
+
+    def _rest_pieces(self, x: Any, y: Tensor) -> list[Piece]:
+        if not self.rest:
+            return []
+        widths = [stop - start for start, stop in self.rest]
+        parts = self.plain(x, y, self.rest).split(widths, dim=1)
+        return [DensePiece(entries, start) for entries, (start, _) in zip(parts, self.rest, strict=True)]
 
     def plain(self, x: Any, y: Tensor, ranges: tuple[tuple[int, int], ...]) -> Tensor:  # (m, c)
         """Differentiate example by example with respect to some columns."""
@@ -165,8 +166,10 @@ class LayerRows:
         if self._vmap:
             try:
                 with torch.no_grad(), differentiable_kernels():
-                    entries: Tensor = vmap(jacrev(one), in_dims=(None, dims, 0))(inside, x, y)  # (n, O, c)
-                    return entries.flatten(0, 1)
+                    # one output needs no map over outputs, which would cost as much again
+                    rows_of = grad(lambda *args: one(*args)[0]) if self.width == 1 else jacrev(one)
+                    entries: Tensor = vmap(rows_of, in_dims=(None, dims, 0))(inside, x, y)  # (n, O, c) or (n, c)
+                    return entries.reshape(-1, len(inside))
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError:  # an operation that vmap does not know; what is wrong otherwise shows below
