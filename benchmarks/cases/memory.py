@@ -56,7 +56,7 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     try:
         plan = nb.plan(problem.model, problem.loader, loss=o.rows == "loss", **common)
     except nb.errors.SettingsError as error:
-        return {"peak_mib": None, "predicted_mib": None, "projector": None, "held": None, "refused": str(error)}
+        return {"peak_mib": None, "predicted_mib": None, "projector": None, "storage": None, "refused": str(error)}
     posterior = KINDS[o.rows][0](problem.model, prior_precision=1.0)
     posterior.fit(problem.first(8).loader, n_samples=2, tolerance=0.5, progress=False).release()
     with Peak(settings.device) as peak:
@@ -65,6 +65,6 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         "peak_mib": None if peak.bytes is None else peak.bytes / _MIB,
         "predicted_mib": plan.peak_bytes / _MIB,
         "projector": posterior.report.projector,
-        "held": plan.keep,
+        "storage": plan.storage,
         "refused": None,
     }

@@ -124,7 +124,7 @@ def _fit(settings: Settings, problem: Problem) -> dict[str, Any]:
     report = posterior.report
     return {
         "network": "ResNet", "P": report.n_parameters, "N": report.n_data, "S": report.n_samples,
-        "method": f"fit, {report.projector}, rows {'held' if plan.keep else 'formed again'}", "seconds": clock.seconds,
+        "method": f"fit, {report.projector}, rows {plan.storage}", "seconds": clock.seconds,
         "peak_mib": cuda_mib(peak), "sweeps": report.sweeps,
         "residual": max(report.residual), "reached": report.converged,
     }  # fmt: skip

@@ -36,6 +36,7 @@ _REDUCED = (
 )
 _lock = threading.RLock()
 _users: list[contextlib.ExitStack] = []  # the first of them holds the switches, which are the whole process's
+_relaxed: list[str] = []  # what was allowed inside of them
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
 _read: Callable[[str, str], str] | None = getattr(torch._C, "_get_fp32_precision_getter", None)
@@ -56,10 +57,11 @@ def full_precision() -> Iterator[None]:
     torch.float32
     """
     with _lock:
-        switches = _users[0] if _users else contextlib.ExitStack()
-        if not _users:
-            switches.enter_context(_switched("ieee", "highest", cudnn=False, tree=_TREE))
-            switches.enter_context(_plain_reductions())
+        switches, again = _users[0] if _users else contextlib.ExitStack(), contextlib.ExitStack()
+        if not _users or _relaxed:
+            mine = again if _users else switches
+            mine.enter_context(_switched("ieee", "highest", cudnn=False, tree=_TREE))
+            mine.enter_context(_plain_reductions())
         _users.append(switches)
     try:
         with contextlib.ExitStack() as stack:  # autocast belongs to a thread
@@ -69,6 +71,7 @@ def full_precision() -> Iterator[None]:
             yield
     finally:
         with _lock:
+            again.close()
             _users.pop()
             if not _users:
                 switches.close()
@@ -81,7 +84,11 @@ def tensor_float32() -> Iterator[None]:
     Sums are still accumulated in float32. Every switch is then as it was.
     """
     with _switched("tf32", "high", cudnn=None, tree=_MATMULS[:1]):
-        yield
+        _relaxed.append("tf32")
+        try:
+            yield
+        finally:
+            _relaxed.pop()
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ def test_loss_rows_of_confident_examples_point_the_right_way(margin: float) -> N
 def test_slow_progress_is_not_taken_for_rounding() -> None:
     """Two rows at an angle of 0.01: a sweep contracts by 1 - 1e-4, and larger blocks would help, not float64."""
     rows = torch.tensor([[1.0, 0.0, 0.0], [np.cos(0.01), np.sin(0.01), 0.0]], dtype=torch.float64)
-    projector = Alternating(block_rows=1, rtol=1e-2, max_sweeps=200)
+    projector = Alternating(block_rows=1, rtol=1e-2, max_sweeps=200, shift=0.0)
     noise = torch.tensor([[0.0, 1.0, 1.0]], dtype=torch.float64)
     with pytest.warns(ConvergenceWarning):
         projection = projector.apply(projector.prepare(nb.DenseRows(rows)), noise)

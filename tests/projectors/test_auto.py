@@ -1,4 +1,7 @@
-"""`choose` takes a direct method where one is affordable, else Krylov, never more memory than it may, and says why."""
+"""`choose` takes the soonest of the ways that fit in memory, never more of it than it may, and says why."""
+
+import itertools
+import re
 
 import pytest
 import torch
@@ -8,26 +11,42 @@ from hypothesis import strategies as st
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.rows import Block, Rows
 from nullbayes.projectors import ExactDual, ExactPrimal, Krylov, Plan, choose
-from nullbayes.projectors.alternating import balanced_block_rows
 
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 class Shape(Rows):
     """Rows that are nothing but their shape: a choice must not need more."""
 
-    def __init__(self, n_rows: int, n_columns: int, granule: int = 1, held: bool = False) -> None:
+    def __init__(
+        self,
+        n_rows: int,
+        n_columns: int,
+        granule: int = 1,
+        *,
+        held: bool = False,
+        packed: int = 1,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
         self.n_rows, self.n_columns, self.granule, self.held = n_rows, n_columns, granule, held
-        self.dtype, self.device = torch.float32, torch.device("cpu")
+        self.packed = packed  # how many times fewer bytes than entries: factors of outer products
+        self.dtype, self.device = dtype, torch.device(device)
 
     def block(self, start: int, stop: int) -> Block:
         raise NotImplementedError
 
-    def keep(self) -> Rows:
+    def keep(self, *, half: bool = False, host: bool = False) -> Rows:
         raise NotImplementedError
 
-    def kept_bytes(self) -> int:
-        return 0 if self.held else super().kept_bytes()
+    def kept_bytes(self, *, half: bool = False) -> int:
+        return 0 if self.held else super().kept_bytes(half=half) // self.packed
+
+
+@pytest.fixture
+def graphics_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice asks the card for its capability only, and there may be none here."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
 
 
 def block_rows(plan: Plan) -> int:
@@ -41,12 +60,13 @@ def block_rows(plan: Plan) -> int:
     [
         (1, 2, ExactDual),
         (500, 40_000, ExactDual),
-        (2_000, 2_001, ExactDual),
+        (1_000, 1_001, ExactDual),
+        (1_001, 2_000, Krylov),
         (20_000, 40_000, Krylov),
-        (60_000, 2_000, ExactPrimal),
+        (60_000, 1_000, ExactPrimal),
         (100, 100, ExactPrimal),
         (1, 1, ExactPrimal),
-        (60_000, 10_000, Krylov),
+        (60_000, 1_001, Krylov),
         (600_000, 44_426, Krylov),
     ],
 )
@@ -56,37 +76,94 @@ def test_few_rows_or_few_columns_are_solved_directly(n_rows: int, n_columns: int
     assert plan.projector.rtol == 3e-3
     if kind is not Krylov:
         assert plan.projector.truncate  # there may be no exact kernel
-    assert plan.keep
+    assert plan.storage in ("device", "half")
     assert f"{n_rows:,}" in plan.reason or f"{n_columns:,}" in plan.reason
     assert (plan.n_rows, plan.n_parameters, plan.n_samples) == (n_rows, n_columns, 30)
     assert plan.operations > 0
+    assert plan.seconds > 0
 
 
-def test_less_memory_means_smaller_blocks_then_rows_formed_anew_then_a_refusal() -> None:
-    rows = Shape(60_000, 20_000)
-    limits = (64, 16, 8, 4, 2, 1, 0.5, 0.25, 0.125)
+@pytest.mark.parametrize(("n_rows", "n_columns"), [(600_000, 5_000), (60_000, 2_000), (20_000, 4_000)])
+def test_many_rows_over_few_columns_go_by_the_normal_matrix(n_rows: int, n_columns: int) -> None:
+    plan = choose(Shape(n_rows, n_columns), n_samples=30, memory_limit=1000 * GIB)
+    assert block_rows(plan) == n_rows  # one block of more rows than columns: Alternating takes the smaller matrix
+    assert "normal matrix" in plan.reason
+
+
+def test_normal_matrix_that_does_not_fit_is_not_planned() -> None:
+    rows = Shape(600_000, 10_000, held=True)
+    assert "normal matrix" in choose(rows, n_samples=30, memory_limit=64 * GIB).reason
+    plan = choose(rows, n_samples=30, memory_limit=GIB // 2)  # less than 10,000²
+    assert "normal matrix" not in plan.reason
+    assert block_rows(plan) < 10_000
+
+
+@pytest.mark.parametrize("shape", [(20_000, 40_000), (60_000, 20_000)])
+def test_less_memory_means_smaller_blocks_then_rows_formed_anew_then_a_refusal(shape: tuple[int, int]) -> None:
+    rows = Shape(*shape)
+    limits = (128, 16, 8, 4, 2, 1, 0.5, 0.25, 0.125)
     plans = [choose(rows, n_samples=10, memory_limit=int(limit * GIB)) for limit in limits]
     blocks = [block_rows(plan) for plan in plans]
-    assert blocks == sorted(blocks, reverse=True)
     assert blocks[-1] < blocks[0] / 4
-    keeps = [plan.keep for plan in plans]
-    assert keeps == sorted(keeps, reverse=True)  # True first
-    assert keeps[0]
-    assert not keeps[-1]
-    with pytest.raises(SettingsError, match=r"10 samples of 20,000 parameters alone need .* take fewer samples"):
-        choose(rows, n_samples=10, memory_limit=GIB // 300)
+    assert all(plan.seconds >= before.seconds for before, plan in itertools.pairwise(plans))  # less room, never sooner
+    assert plans[0].storage in ("device", "half")
+    assert plans[-1].storage == "form"
+    with pytest.raises(SettingsError, match=r"10 samples of .* parameters alone need .* take fewer samples"):
+        choose(rows, n_samples=10, memory_limit=10 * rows.n_columns * 4)
 
 
-def test_block_that_does_not_fit_is_refused_with_a_way_out() -> None:
-    with pytest.raises(SettingsError, match=r"One block of 1000 rows .* raise memory_limit, or use .*Lanczos"):
-        choose(Shape(60_000, 20_000, granule=1000), n_samples=1, memory_limit=GIB // 4)
+@pytest.mark.usefixtures("graphics_card")
+def test_half_precision_is_for_float32_rows_and_loose_tolerances() -> None:
+    def plan(dtype: torch.dtype, rtol: float) -> Plan:
+        rows = Shape(20_000, 40_000, dtype=dtype, device="cuda")
+        return choose(rows, n_samples=10, memory_limit=int(0.8 * rows.kept_bytes()), rtol=rtol)  # half would fit
+
+    loose = plan(torch.float32, 1e-2)
+    assert loose.storage == "half"
+    assert isinstance(loose.projector, Krylov)
+    assert loose.projector.alternating.gram_dtype == torch.float32  # of ten-bit numbers it is exact enough
+    assert plan(torch.float32, 1e-3).storage == "form"  # ten bits are not enough for that
+    assert plan(torch.float64, 1e-2).storage == "form"
 
 
-def test_direct_methods_need_their_memory() -> None:
-    few_rows, few_columns = Shape(2_000, 10_000, held=True), Shape(10_000, 2_000, held=True)
-    for limit, kinds in [(GIB, (ExactDual, ExactPrimal)), (GIB // 10, (Krylov, Krylov))]:
-        plans = [choose(rows, n_samples=1, memory_limit=limit) for rows in (few_rows, few_columns)]
-        assert tuple(type(plan.projector) for plan in plans) == kinds
+@pytest.mark.usefixtures("graphics_card")
+def test_host_memory_is_for_a_graphics_card_and_only_as_much_as_there_is() -> None:
+    rows, limit = Shape(100_000, 400_000, packed=20, device="cuda"), 5 * GIB
+    kept = rows.kept_bytes()
+    assert kept > limit
+
+    def storage(rows: Rows, host_limit: int) -> str:
+        return choose(rows, n_samples=2, memory_limit=limit, rtol=1e-3, host_limit=host_limit).storage
+
+    assert storage(rows, 2 * kept) == "host"
+    assert storage(rows, kept - 1) == "form"
+    assert storage(rows, 0) == "form"
+    assert storage(Shape(100_000, 400_000, packed=20), 2 * kept) == "form"  # host memory is the limit already
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("shape", [(60_000, 20_000, 1000), (4_000, 4_000, 10), (100_000, 900, 100)])
+def test_refusal_names_the_least_limit_that_would_do(shape: tuple[int, int, int], held: bool) -> None:
+    rows = Shape(*shape, held=held)
+    limit = 9 * 4 * rows.n_columns  # the samples fit, and hardly anything else
+    with pytest.raises(SettingsError, match=r"No block .* raise memory_limit, or use .*Lanczos") as refusal:
+        choose(rows, n_samples=1, memory_limit=limit)
+    (least,) = re.findall(r"the least that would do is (\d+) MiB", str(refusal.value))
+    assert choose(rows, n_samples=1, memory_limit=int(least) * MIB).peak_bytes <= int(least) * MIB
+    with pytest.raises(SettingsError):
+        choose(rows, n_samples=1, memory_limit=int(least) * MIB // 2)
+
+
+def test_rows_that_are_held_are_taken_where_they_are() -> None:
+    for n_rows, n_columns in [(200, 9_000), (30_000, 500), (20_000, 40_000), (60_000, 5_000)]:
+        assert choose(Shape(n_rows, n_columns, held=True), n_samples=3, memory_limit=100 * GIB).storage == "device"
+
+
+def test_tighter_tolerance_takes_longer() -> None:
+    rows = Shape(100_000, 200_000)
+    seconds = [choose(rows, n_samples=10, memory_limit=20 * GIB, rtol=rtol).seconds for rtol in (1e-1, 1e-2, 1e-3)]
+    assert seconds == sorted(seconds)
+    assert seconds[0] < seconds[-1]
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -97,24 +174,43 @@ def test_direct_methods_need_their_memory() -> None:
     n_samples=st.integers(1, 50),
     limit=st.integers(20, 40).map(lambda power: 2**power),
     held=st.booleans(),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    rtol=st.sampled_from([1e-1, 1e-2, 1e-4]),
 )
 def test_plan_stays_within_its_memory_or_is_refused(
-    examples: int, granule: int, n_columns: int, n_samples: int, limit: int, held: bool
+    examples: int,
+    granule: int,
+    n_columns: int,
+    n_samples: int,
+    limit: int,
+    held: bool,
+    dtype: torch.dtype,
+    rtol: float,
 ) -> None:
-    rows = Shape(examples * granule, n_columns, granule, held)
+    rows = Shape(examples * granule, n_columns, granule, held=held, dtype=dtype)
     try:
-        plan = choose(rows, n_samples=n_samples, memory_limit=limit)
-    except SettingsError:
-        # with one sample and the smallest blocks there would be no room either, or fewer samples would do
-        assert (
-            limit < 6 * n_samples * n_columns * 4 + 16 * rows.n_rows * granule + 16 * granule**2 + granule * n_columns
-        )
+        plan = choose(rows, n_samples=n_samples, memory_limit=limit, rtol=rtol)
+    except SettingsError as refusal:
+        if "take fewer samples" in str(refusal):
+            assert limit < 16 * n_samples * n_columns * dtype.itemsize
+            return
+        (least,) = re.findall(r"the least that would do is (\d+) MiB", str(refusal))
+        assert int(least) * MIB > limit
+        choose(rows, n_samples=n_samples, memory_limit=int(least) * MIB, rtol=rtol)
         return
     assert plan.peak_bytes <= plan.memory_limit == limit
-    assert plan.peak_bytes >= n_samples * n_columns * 4
-    assert plan.keep or not held
+    assert plan.peak_bytes >= n_samples * n_columns * dtype.itemsize
+    assert plan.pass_bytes > 0
+    if held:
+        assert plan.storage == "device"
+    if plan.storage == "half":
+        assert dtype == torch.float32
+        assert rtol > 1e-4
     if isinstance(plan.projector, Krylov):
-        assert granule <= block_rows(plan) <= max(granule, rows.n_rows)
+        assert granule <= block_rows(plan) <= rows.n_rows
+        assert block_rows(plan) % granule == 0
+        assert plan.projector.rtol == rtol
+        assert rows.n_rows > 1_000 or plan.storage == "products"
 
 
 def test_plan_prints_what_it_would_do() -> None:
@@ -126,12 +222,3 @@ def test_plan_prints_what_it_would_do() -> None:
     assert "formed again" in text
     assert "of 1.00" in text
     assert "held in memory" in str(choose(Shape(50, 200), n_samples=10, memory_limit=GIB))
-
-
-def test_balance_takes_larger_blocks_for_more_samples_and_whole_granules() -> None:
-    rows = Shape(60_000, 20_000)
-    sizes = [balanced_block_rows(rows, n_samples) for n_samples in (1, 10, 100, 1000)]
-    assert sizes == sorted(sizes)
-    assert sizes[0] < sizes[-1]
-    assert balanced_block_rows(Shape(1, 10), 30) == 1
-    assert balanced_block_rows(Shape(300_000, 10, granule=30_000), 1) == 30_000

@@ -146,7 +146,8 @@ def test_krylov_beyond_convergence_does_not_drift_into_the_kernel(case: str, dty
     matrix = CASES[case].matrix.to(dtype)
     noise = gaussian(3, matrix.shape[1]).to(dtype)
     projection = quietly(Krylov(rtol=1e-30, max_sweeps=600), matrix, noise, CASES[case].block_rows)
-    assert projection.info.outcome in (Outcome.STAGNATED, Outcome.MAX_SWEEPS)
+    ended = projection.info.outcome in (Outcome.STAGNATED, Outcome.MAX_SWEEPS)
+    assert ended or float(projection.info.residual.max()) == 0  # a single row can be removed to the last bit
     exact = matrix.double()
     kernel = kernel_projector(exact / exact.norm(dim=1, keepdim=True).clamp_min(1e-30), rtol=1e-6)
     drift = (projection.directions.double() - noise.double()) @ kernel
@@ -317,7 +318,7 @@ def test_float32_factor_that_would_overshoot_is_replaced(monkeypatch: pytest.Mon
     monkeypatch.setattr(HeldBlock, "gram", rough)
     matrix = (gaussian(1, 50) + 0.1 * gaussian(10, 50, seed=1)).float()
     noise = gaussian(3, 50).float()
-    projector = Alternating(gram_dtype=torch.float32, rtol=1e-4)
+    projector = Alternating(gram_dtype=torch.float32, rtol=1e-4, shift=0.0)
     projection = projector.apply(projector.prepare(nb.DenseRows(matrix, 10)), noise)
     assert projection.info.converged.all()
     assert (projection.directions.norm(dim=1) <= noise.norm(dim=1)).all()

@@ -54,11 +54,7 @@ def _add_tile(left: Factors, right: Factors, weights: Tensor | None, result: Ten
         g, h = (f.gradients[part].to(result.dtype) for f in (left, right))
         if weights is not None:
             g, h = (x * weights[part, :, None].to(result.dtype) for x in (g, h))
-        if r == t == 1:
-            g, h = (
-                x if f.activations is None else x * f.activations[part, :, None].to(x.dtype)
-                for x, f in ((g, left), (h, right))
-            )
+        if left.activations is None and right.activations is None:
             tile.addmm_(g.reshape(-1, q).T, h.reshape(-1, s))
             continue
         a, b = (_activations(f, part, result.dtype) for f in (left, right))

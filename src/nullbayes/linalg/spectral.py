@@ -173,6 +173,7 @@ class NormalFactor:
 
     triangle: Tensor  # (P, P)
     shift: float
+    leak: float  # of a vector in the kernel, what rounding takes away all the same
 
     def removed(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
         """Return what the step takes away from each vector."""
@@ -184,12 +185,12 @@ def factor_normal(form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: fl
     """Factor the normal matrix of rows of unit length, shifted, in its own place."""
     while True:
         matrix = form()
-        # solving with it, rounding leaks eps λ / δ of a vector into the kernel: no more of it than the rows would
-        leak = max(8.0 * torch.finfo(rows_dtype).eps, 1e-10)
-        shift = max(shift, torch.finfo(matrix.dtype).eps * _largest_eigenvalue(matrix) / leak)
+        # solving with it, rounding takes eps λ / δ of a vector in the kernel away: no more of it than the rows would
+        rounding = torch.finfo(matrix.dtype).eps * _largest_eigenvalue(matrix)
+        shift = max(shift, rounding / max(8.0 * torch.finfo(rows_dtype).eps, 1e-10))
         matrix.diagonal().add_(shift)
         if cholesky_(matrix):
-            return NormalFactor(matrix, shift)
+            return NormalFactor(matrix, shift, rounding / shift)
         shift *= 4.0
 
 

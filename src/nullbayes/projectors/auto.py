@@ -116,14 +116,14 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2,
             f"memory limit of {memory_limit / 2**30:.2f} GiB: take fewer samples or raise memory_limit."
         )
         raise SettingsError(msg)
-    plans = [
+    every = [
         plan
         for storage in _storages(rows, rtol, host_limit)
         for plan in _Counter(rows, n_samples, memory_limit, rtol, storage, vectors).plans()
-        if plan.peak_bytes <= memory_limit
     ]
+    plans = [plan for plan in every if plan.peak_bytes <= memory_limit]
     if not plans:
-        least = min(plan.peak_bytes for plan in _Counter(rows, n_samples, memory_limit, rtol, "form", vectors).plans())
+        least = min(plan.peak_bytes for plan in every)
         msg = (
             f"No block of the rows fits within the memory limit of {memory_limit / 2**30:.2f} GiB; the least that "
             f"would do is {math.ceil(least / 2**20)} MiB: raise memory_limit, or use "

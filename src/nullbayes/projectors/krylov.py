@@ -82,12 +82,15 @@ class Krylov(Projector):
                 return v, gradient, gradient, gradient.square().sum(1)
             image, energy = gap(search), gradient.square().sum(1)
             curvature = (search * image).sum(1)
-            # once the gradient is all rounding, a step would feed the kernel itself: stand still instead
+            # once the gradient is all rounding, a step would feed the kernel itself: stand still instead, or take the
+            # plain step of a single block, which is never longer than what it is taken from
             useful = (curvature > 0) & (energy > floor * v.square().sum(1))
             length = torch.where(useful, (search * gradient).sum(1) / curvature.clamp_min(tiny), 0.0)[:, None]
             v = v - length * search
             gradient = gradient - length * image
             renew = (gradient.square().sum(1) < _RENEW_BELOW**2 * mark) | (k % _RENEW_EVERY == 0)
+            if plain:
+                v, renew = torch.where(useful[:, None], v, v - gradient), renew | ~useful
             if bool(renew.any()):
                 gradient = torch.where(renew[:, None], gap(v), gradient)
                 mark = torch.where(renew, gradient.square().sum(1), mark)
@@ -95,7 +98,7 @@ class Krylov(Projector):
             return v, gradient + turn * search, gradient, mark
 
         tiny = torch.finfo(rows.dtype).tiny
-        floor = torch.finfo(rows.dtype).eps ** 2
+        floor = max(torch.finfo(rows.dtype).eps, *(4.0 * step.leak for step in state.steps)) ** 2
         gradient = gap(noise)
         directions, after, sweeps, outcome = iterate(
             self, rows, (noise, gradient, gradient, gradient.square().sum(1)), before, step,

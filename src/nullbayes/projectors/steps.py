@@ -26,6 +26,7 @@ class Step(ABC):
     """One step of a sweep."""
 
     precision: torch.dtype
+    leak: float = 0.0  # part of a vector in the kernel that rounding takes away, beyond that of what is taken
 
     @abstractmethod
     def removed(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
@@ -56,6 +57,11 @@ class PrimalStep(Step):
 
     factor: NormalFactor
     precision: torch.dtype = torch.float64
+
+    @property
+    def leak(self) -> float:  # type: ignore[override]
+        """Of solving with the factor."""
+        return self.factor.leak
 
     def removed(self, vectors: Tensor) -> Tensor:
         """Return the same by the identity of Woodbury, without a look at the rows."""
