@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import matrix_from_singular_values, rand
+from drawing import rand
 from layouts import MIXTURES, gaussian, layout
 from nullbayes.linalg import normal
 from nullbayes.linalg.held import HeldBlock, HeldRows
-from nullbayes.linalg.normal import cholesky_, normal_matrix
+from nullbayes.linalg.normal import normal_matrix
 
 every_mixture = pytest.mark.parametrize("kind", MIXTURES)
 
@@ -140,51 +140,3 @@ def test_factors_of_a_block_are_its_rows() -> None:
         tall = tall.reshape(9, -1)
         entries[:, column : column + tall.shape[1]] += tall
     torch.testing.assert_close(entries, found.matrix[3:12])
-
-
-# --- Cholesky ---
-
-
-def positive(n: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    root = matrix_from_singular_values(torch.linspace(1, 3, n), n, n, torch.Generator().manual_seed(n))
-    return (root @ root.T).to(dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["32", "64"])
-@pytest.mark.parametrize("panel", [1, 4, 5])
-@pytest.mark.parametrize("n", [1, 3, 4, 5, 8, 9, 16, 17, 20, 21, 40])
-def test_factor_is_that_of_torch(n: int, panel: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normal, "_PANEL", panel)
-    matrix = positive(n, dtype)
-    expected = torch.linalg.cholesky(matrix)
-    place = matrix.data_ptr()
-    assert cholesky_(matrix)
-    assert matrix.data_ptr() == place
-    torch.testing.assert_close(matrix.tril(), expected, rtol=0, atol=50 * torch.finfo(dtype).eps)
-
-
-@pytest.mark.parametrize("n", [4, 5, 21])
-def test_only_the_lower_triangle_is_read(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normal, "_PANEL", 4)
-    matrix = positive(n)
-    expected = torch.linalg.cholesky(matrix)
-    matrix += torch.full_like(matrix, 7.0).triu(1)
-    assert cholesky_(matrix)
-    torch.testing.assert_close(matrix.tril(), expected)
-    vectors = gaussian(2, n).T
-    torch.testing.assert_close(torch.cholesky_solve(vectors, matrix), torch.linalg.solve(positive(n), vectors))
-
-
-@pytest.mark.parametrize("where", [0, 3, 4, 5, 11, 20])
-def test_indefinite_matrix_is_found_wherever_it_is(where: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normal, "_PANEL", 4)
-    matrix = positive(21)
-    assert cholesky_(matrix.clone())
-    matrix[where, where] = -1.0
-    assert not cholesky_(matrix)
-
-
-def test_matrix_that_is_singular_is_not_factored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normal, "_PANEL", 2)
-    assert not cholesky_(torch.ones(5, 5, dtype=torch.float64))
-    assert not cholesky_(torch.full((5, 5), float("nan"), dtype=torch.float64))

@@ -1,4 +1,4 @@
-r"""The normal matrix :math:`A^\top D^{-2} A` of rows, and a Cholesky factor in the place of a matrix.
+r"""The normal matrix :math:`A^\top D^{-2} A` of rows.
 
 Where rows are outer products :math:`g_{no} \otimes a_n`, the sum over the outputs is taken first: with
 :math:`M_n = \sum_o g_{no} g_{no}^\top`, a tile of the normal matrix is :math:`\sum_n M_n \otimes a_n a_n^\top`, one
@@ -15,7 +15,7 @@ from nullbayes.linalg.pieces import Factors
 from nullbayes.linalg.rows import Rows
 
 _TEMPORARY_BYTES = {"cpu": 2**28, "cuda": 2**31}  # of the products of one chunk of examples
-_PANEL = 2048  # columns of a Cholesky factor computed at a time
+_PANEL = 2048  # columns mirrored at a time
 
 
 def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) -> (P, P)
@@ -89,26 +89,3 @@ def _places(pair: Tensor, size: int) -> Tensor:  # (2, size (size + 1) / 2) -> (
     places[pair[0], pair[1]] = order
     places[pair[1], pair[0]] = order
     return places
-
-
-def cholesky_(matrix: Tensor) -> bool:
-    """Overwrite a symmetric matrix by its Cholesky factor; what lies above the diagonal then means nothing.
-
-    A panel at a time, so that no second matrix is needed, and only the lower triangle is read. Returns False, with the
-    matrix spoiled, if it is not positive definite in its own precision.
-    """
-    n = len(matrix)
-    for start in range(0, n, _PANEL):
-        stop = min(n, start + _PANEL)
-        corner, info = torch.linalg.cholesky_ex(matrix[start:stop, start:stop])
-        if int(info) != 0:
-            return False
-        matrix[start:stop, start:stop] = corner
-        if stop == n:
-            break
-        below = matrix[stop:, start:stop]
-        below.copy_(torch.linalg.solve_triangular(corner.mT, below, upper=True, left=False))
-        for left in range(stop, n, 4 * _PANEL):  # the lower trapezoids of what is left
-            right = min(n, left + 4 * _PANEL)
-            matrix[left:, left:right].addmm_(matrix[left:, start:stop], matrix[left:right, start:stop].mT, alpha=-1.0)
-    return True
