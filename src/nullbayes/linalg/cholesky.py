@@ -13,7 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-_PANEL = {"cpu": 1024, "cuda": 1024}  # columns of a factor computed at a time
+_PANEL = {"cpu": 1024, "cuda": 2048}  # columns of a factor computed at a time
 
 
 def cholesky_(matrix: Tensor) -> bool:
