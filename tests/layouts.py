@@ -50,7 +50,14 @@ MIXTURES: dict[str, list[Layer | Entries | Gap]] = {
     "bias and entries": [Layer(4, 5, weight=False), Entries(6)],
     "layers of one input and one unit": [Layer(1, 3), Layer(3, 1), Layer(1, 1, bias=False)],
     "with gaps": [Gap(2), Layer(3, 2), Gap(1), Entries(3), Gap(4)],
-    "everything": [Layer(1, 4), Layer(3, 2, bias=False), Layer(2, 3, weight=False), Entries(5), Entries(4, True), Gap(3)],
+    "everything": [
+        Layer(1, 4),
+        Layer(3, 2, bias=False),
+        Layer(2, 3, weight=False),
+        Entries(5),
+        Entries(4, half=True),
+        Gap(3),
+    ],
 }
 
 
@@ -80,7 +87,10 @@ def layout(kind: str, *, n: int = 7, outputs: int = 3, order: int = 0, dtype: to
     """Draw the pieces of a mixture; ``order`` permutes weights, biases, entries and gaps among the columns."""
     sizes: list[int] = []
     for part in MIXTURES[kind]:
-        sizes += [part.fan_in * part.out * part.weight, part.out * part.bias] if isinstance(part, Layer) else [part.columns]
+        if isinstance(part, Layer):
+            sizes += [part.fan_in * part.out * part.weight, part.out * part.bias]
+        else:
+            sizes.append(part.columns)
     permuted = range(len(sizes)) if order == 0 else randperm(len(sizes), generator=torch.Generator().manual_seed(order))
     starts, total = [0] * len(sizes), 0
     for i in map(int, permuted):
