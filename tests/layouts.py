@@ -55,7 +55,7 @@ MIXTURES: dict[str, list[Layer | Entries | Gap]] = {
         Layer(3, 2, bias=False),
         Layer(2, 3, weight=False),
         Entries(5),
-        Entries(4, True),
+        Entries(4, half=True),
         Gap(3),
     ],
 }
@@ -87,9 +87,10 @@ def layout(kind: str, *, n: int = 7, outputs: int = 3, order: int = 0, dtype: to
     """Draw the pieces of a mixture; ``order`` permutes weights, biases, entries and gaps among the columns."""
     sizes: list[int] = []
     for part in MIXTURES[kind]:
-        sizes += (
-            [part.fan_in * part.out * part.weight, part.out * part.bias] if isinstance(part, Layer) else [part.columns]
-        )
+        if isinstance(part, Layer):
+            sizes += [part.fan_in * part.out * part.weight, part.out * part.bias]
+        else:
+            sizes.append(part.columns)
     permuted = range(len(sizes)) if order == 0 else randperm(len(sizes), generator=torch.Generator().manual_seed(order))
     starts, total = [0] * len(sizes), 0
     for i in map(int, permuted):

@@ -7,62 +7,15 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
+from layouts import MIXTURES, gaussian, layout
 from nullbayes.errors import SettingsError
-from nullbayes.linalg.held import HeldRows
-from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
+from nullbayes.linalg import held as held_module
+from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
+from nullbayes.linalg.pieces import OuterPiece
 
-N, OUTPUTS, FAN_IN, OUT = 7, 3, 4, 5
-WEIGHT, BIAS = 2, 2 + OUT * FAN_IN  # first columns; columns 0 and 1 belong to none
-P = BIAS + OUT + 6
-
-PIECES = {
-    "weight and bias": (WEIGHT, BIAS),
-    "weight": (WEIGHT, None),
-    "bias": (None, BIAS),
-}
+N, OUTPUTS = 7, 3
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["32", "64"])
-
-
-def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def outer(kind: str, dtype: torch.dtype = torch.float64) -> OuterPiece:
-    return OuterPiece(gaussian(N, FAN_IN, dtype=dtype), gaussian(N, OUTPUTS, OUT, seed=1, dtype=dtype), *PIECES[kind])
-
-
-def dense_piece(dtype: torch.dtype = torch.float64) -> DensePiece:
-    return DensePiece(gaussian(N * OUTPUTS, 6, seed=2, dtype=dtype), BIAS + OUT)
-
-
-def written_out(piece: Piece) -> Tensor:
-    """The entries, one at a time."""
-    result = torch.zeros(N * OUTPUTS, P, dtype=torch.float64)
-    if isinstance(piece, DensePiece):
-        result[:, piece.column : piece.column + piece.matrix.shape[1]] = piece.matrix
-        return result
-    assert isinstance(piece, OuterPiece)
-    for n, o, j in itertools.product(range(N), range(OUTPUTS), range(OUT)):
-        row, gradient = n * OUTPUTS + o, piece.gradients[n, o, j].double()
-        if piece.weight is not None:
-            for i in range(FAN_IN):
-                result[row, piece.weight + j * FAN_IN + i] = gradient * piece.activations[n, i].double()
-        if piece.bias is not None:
-            result[row, piece.bias + j] = gradient
-    return result
-
-
-def held(pieces: list[Piece], dtype: torch.dtype = torch.float64) -> HeldRows:
-    return HeldRows(pieces, n_rows=N * OUTPUTS, n_columns=P, like=torch.empty(0, dtype=dtype), granule=OUTPUTS)
-
-
-def all_pieces(dtype: torch.dtype = torch.float64) -> dict[str, list[Piece]]:
-    single = {kind: [outer(kind, dtype)] for kind in PIECES}
-    return {**single, "dense": [dense_piece(dtype)], "both": [dense_piece(dtype), outer("weight and bias", dtype)]}
-
-
-every_kind = pytest.mark.parametrize("kind", all_pieces())
+every_mixture = pytest.mark.parametrize("kind", MIXTURES)
 
 
 def near(dtype: torch.dtype) -> dict[str, float]:
@@ -70,11 +23,11 @@ def near(dtype: torch.dtype) -> dict[str, float]:
 
 
 @dtypes
-@every_kind
+@every_mixture
 def test_products_are_those_of_the_matrix(kind: str, dtype: torch.dtype) -> None:
-    pieces = all_pieces(dtype)[kind]
-    rows, expected = held(pieces, dtype), sum(written_out(piece) for piece in pieces)
-    right, left = gaussian(4, P, seed=3, dtype=dtype), gaussian(4, N * OUTPUTS, seed=4, dtype=dtype)
+    found = layout(kind, order=1, dtype=dtype)
+    rows, expected = found.rows(), found.matrix
+    right, left = gaussian(4, expected.shape[1], seed=3, dtype=dtype), gaussian(4, N * OUTPUTS, seed=4, dtype=dtype)
     assert rows.dense().dtype == rows.mv(right).dtype == rows.rmv(left).dtype == dtype
     torch.testing.assert_close(rows.dense().double(), expected, **near(dtype))
     torch.testing.assert_close(rows.mv(right).double(), right.double() @ expected.T, **near(dtype))
@@ -82,11 +35,10 @@ def test_products_are_those_of_the_matrix(kind: str, dtype: torch.dtype) -> None
     torch.testing.assert_close(rows.norms(right), (right.double() @ expected.T).norm(dim=1), **near(dtype))
 
 
-@every_kind
+@every_mixture
 def test_gram_matrix_of_float32_rows_can_be_accumulated_in_float64(kind: str) -> None:
-    pieces = all_pieces(torch.float32)[kind]
-    block = held(pieces, torch.float32).block(0, N * OUTPUTS)
-    expected = sum(written_out(piece) for piece in pieces)
+    found = layout(kind, dtype=torch.float32)
+    block, expected = found.rows().block(0, N * OUTPUTS), found.matrix
     gram = block.gram(torch.float64)
     assert gram.dtype == torch.float64
     torch.testing.assert_close(gram, expected @ expected.T, rtol=0, atol=1e-12)
@@ -95,11 +47,11 @@ def test_gram_matrix_of_float32_rows_can_be_accumulated_in_float64(kind: str) ->
     torch.testing.assert_close(single.double(), expected @ expected.T, rtol=0, atol=1e-4)
 
 
-@every_kind
+@every_mixture
 def test_blocks_can_be_cut_between_any_two_examples(kind: str) -> None:
-    pieces = all_pieces()[kind]
-    rows, expected = held(pieces), sum(written_out(piece) for piece in pieces)
-    vectors = gaussian(2, P, seed=5)
+    found = layout(kind, order=2)
+    rows, expected = found.rows(), found.matrix
+    vectors = gaussian(2, expected.shape[1], seed=5)
     for first, last in itertools.combinations(range(N + 1), 2):
         start, stop = first * OUTPUTS, last * OUTPUTS
         block = rows.block(start, stop)
@@ -110,17 +62,6 @@ def test_blocks_can_be_cut_between_any_two_examples(kind: str) -> None:
             block.rmv(block.mv(vectors)), vectors @ expected[start:stop].T @ expected[start:stop]
         )
         torch.testing.assert_close(block.gram(torch.float64), expected[start:stop] @ expected[start:stop].T)
-
-
-@every_kind
-def test_tiles_of_the_gram_matrix_are_products_of_two_ranges(kind: str) -> None:
-    for piece in all_pieces()[kind]:
-        entries = written_out(piece)
-        for a, b, c, d in [(0, 7, 0, 7), (0, 2, 3, 7), (5, 6, 0, 1)]:
-            left, right = slice(a * OUTPUTS, b * OUTPUTS), slice(c * OUTPUTS, d * OUTPUTS)
-            torch.testing.assert_close(
-                piece.take(left).cross(piece.take(right), torch.float64), entries[left] @ entries[right].T
-            )
 
 
 @pytest.mark.parametrize(("examples", "outputs"), [(700, 3), (3, 700), (2100, 1)])
@@ -139,30 +80,6 @@ def test_blocks_are_views() -> None:
     assert piece.take(slice(2, 4)).tensors()[0].data_ptr() == matrix[2:].data_ptr()
     assert rows.keep() is rows
     assert rows.kept_bytes() == 0
-
-
-@every_kind
-def test_pieces_are_filled_a_range_at_a_time(kind: str) -> None:
-    for piece in all_pieces()[kind]:
-        empty = piece.allocate(N * OUTPUTS, piece.tensors()[0].device)
-        for first, last in [(0, 3), (3, 7)]:
-            where = slice(first * OUTPUTS, last * OUTPUTS)
-            empty.take(where).fill(piece.take(where))
-        torch.testing.assert_close(written_out(empty), written_out(piece))
-        assert piece.n_bytes() == sum(tensor.numel() * tensor.itemsize for tensor in piece.tensors()) > 0
-
-
-def test_outer_products_cost_less_than_their_entries() -> None:
-    wide = OuterPiece(gaussian(N, 50), gaussian(N, OUTPUTS, 40), 0, None)
-    entries = 50 * 40
-    gram, product = wide.costs()
-    assert 0 < gram < 2 * entries
-    assert 0 < product < 2 * entries
-    assert wide.n_bytes() < N * OUTPUTS * entries * 8
-    assert dense_piece().costs() == (12.0, 12.0)
-    both = held(all_pieces()["both"])
-    assert both.gram_cost() == sum(piece.costs()[0] for piece in both.pieces)
-    assert both.product_cost() == sum(piece.costs()[1] for piece in both.pieces)
 
 
 @pytest.mark.parametrize(
@@ -192,3 +109,61 @@ def test_a_cut_through_an_example_is_refused() -> None:
     assert rows.block(2, 4).n_rows == 2
     with pytest.raises(SettingsError, match="belong together"):
         rows.block(1, 3)
+
+
+# --- formed part by part ---
+
+
+def streamed(rows: HeldRows, examples: int, formed: list[slice] | None = None) -> StreamedBlock:
+    """All rows, so many examples at a time; tells what is formed, and forms it anew at every call."""
+    step = examples * rows.granule
+    parts = tuple(slice(i, min(rows.n_rows, i + step)) for i in range(0, rows.n_rows, step))
+
+    def form(part: slice) -> HeldBlock:
+        if formed is not None:
+            formed.append(part)
+        return rows.block(part.start, part.stop)
+
+    return StreamedBlock(parts, form, rows.n_rows, torch.empty(0, dtype=rows.dtype))
+
+
+@pytest.mark.parametrize("tile", [1, 7, 1000])
+@pytest.mark.parametrize("examples", range(1, 9))
+@every_mixture
+def test_block_formed_in_parts_is_the_block(
+    kind: str, examples: int, tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_module, "_GRAM_ROWS", {"cpu": tile, "cuda": tile})
+    found = layout(kind, order=1)
+    block, whole = streamed(found.rows(), examples), found.matrix
+    right, left = gaussian(3, whole.shape[1], seed=3), gaussian(3, len(whole), seed=4)
+    torch.testing.assert_close(block.dense(), whole)
+    torch.testing.assert_close(block.mv(right), right @ whole.T)
+    torch.testing.assert_close(block.rmv(left), left @ whole)
+    gram = block.gram(torch.float64)
+    torch.testing.assert_close(gram, whole @ whole.T)
+    torch.testing.assert_close(gram, found.rows().block(0, len(whole)).gram(torch.float64))
+    torch.testing.assert_close(block.gram(torch.float32).double(), whole @ whole.T, rtol=1e-4, atol=1e-4)
+
+
+def test_parts_are_formed_once_a_product_and_two_at_a_time_for_a_gram_matrix() -> None:
+    formed: list[slice] = []
+    block = streamed(layout("weight and bias").rows(), 2, formed)  # four parts
+    block.mv(gaussian(1, 25))
+    assert [part.start for part in formed] == [0, 6, 12, 18]
+    formed.clear()
+    block.gram(torch.float64)
+    assert len(formed) == 4 + 6
+
+
+# --- approximations ---
+
+
+def test_rows_in_half_precision_name_those_they_stand_for() -> None:
+    matrix = gaussian(6, 4).float()
+    true = nb.DenseRows(matrix)
+    assert true.reference is true
+    half = HeldRows([true.pieces[0].halved()], n_rows=6, n_columns=4, like=matrix, reference=true)
+    assert half.reference is true
+    torch.testing.assert_close(half.dense(), matrix, rtol=2**-11, atol=1e-6)
+    assert not torch.equal(half.dense(), matrix)

@@ -14,7 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from nullbayes.errors import SettingsError
+from nullbayes.errors import NullBayesError, SettingsError
 from nullbayes.linalg.pieces import Factors
 from nullbayes.precision import full_precision
 
@@ -161,7 +161,11 @@ class Rows(ABC):
                     share *= activations.double().square().sum(1, keepdim=True)
                 squares += share.flatten()
             parts.append(squares.sqrt())
-        return torch.cat(parts)
+        lengths = torch.cat(parts)
+        if not torch.isfinite(lengths).all():
+            msg = "Rows hold NaN or Inf, or entries whose squares overflow: look for extreme values in them."
+            raise NullBayesError(msg)
+        return lengths
 
     def frobenius(self) -> float:
         """Return the Frobenius norm of the matrix, estimated once from a few Gaussian vectors."""

@@ -187,7 +187,7 @@ def factor_normal(form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: fl
         matrix = form()
         # solving with it, rounding takes eps λ / δ of a vector in the kernel away: no more of it than the rows would
         rounding = torch.finfo(matrix.dtype).eps * _largest_eigenvalue(matrix)
-        shift = max(shift, rounding / max(8.0 * torch.finfo(rows_dtype).eps, 1e-10))
+        shift = max(shift, torch.finfo(matrix.dtype).eps, rounding / max(8.0 * torch.finfo(rows_dtype).eps, 1e-10))
         matrix.diagonal().add_(shift)
         if cholesky_(matrix):
             return NormalFactor(matrix, shift, rounding / shift)
@@ -210,6 +210,6 @@ def _power(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int = 8) -> f
     vectors = drawn.to(like.device, like.dtype)
     growth = 1.0
     for _ in range(steps):
-        vectors = apply(vectors / vectors.norm(dim=0))
+        vectors = apply(vectors / vectors.norm(dim=0).clamp_min(torch.finfo(like.dtype).tiny))
         growth = float(vectors.norm(dim=0).max())
     return growth
