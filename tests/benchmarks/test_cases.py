@@ -46,7 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generator = torch.Generator().manual_seed(0)
     for name in ("fashion-mnist", "mnist"):
         for split in ("train", "t10k"):
-            images = torch.randint(256, (60, 28, 28), generator=generator, dtype=torch.uint8)
+            images = torch.randint(256, (60, 28, 28), generator=generator, dtype=torch.uint8, device="cpu")
             write_idx(folder / name / f"{split}-images-idx3-ubyte.gz", images)
             write_idx(folder / name / f"{split}-labels-idx1-ubyte.gz", torch.arange(60).to(torch.uint8) % 10)
     return folder

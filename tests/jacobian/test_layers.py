@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
+from drawing import randint, randn
 from models import BATCHNORM, CLASSIFICATION, MLP, jacobian
 from nullbayes.errors import ModelError
 from nullbayes.jacobian import layer_rules, layers
@@ -34,11 +35,11 @@ class Pooled(nn.Module):
 
 
 def randn(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return randn(*shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
 def randint(high: int, *shape: int) -> Tensor:
-    return torch.randint(high, shape, generator=torch.Generator().manual_seed(5))
+    return randint(high, shape, generator=torch.Generator().manual_seed(5))
 
 
 LAYERS: dict[str, tuple[nn.Module, Tensor, int]] = {  # layer, inputs, dimension of the channels

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
+from drawing import randn
 from models import CLASSIFICATION, MODELS, Model, call, jacobian
 from nullbayes.jacobian import layers, products
 from nullbayes.jacobian.data import map_leaves
@@ -24,7 +25,7 @@ FEW, MANY = 4, 5  # vectors: with three outputs, forward mode is less work up to
 
 def vectors_for(network: Network, n: int, dtype: torch.dtype = torch.float64) -> Tensor:
     generator = torch.Generator().manual_seed(4)
-    return torch.randn(n, network.n_parameters, generator=generator, dtype=torch.float64).to(dtype)
+    return randn(n, network.n_parameters, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def converted(x: Any, dtype: torch.dtype) -> Any:
@@ -142,7 +143,7 @@ def test_inputs_of_another_kind_than_the_first() -> None:
     network = Network(model)
     vectors = vectors_for(network, 8)
     for shape in ((5, 4), (5, 3, 4), (6, 4)):
-        x = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        x = randn(*shape, generator=generator, dtype=torch.float64)
         wanted = torch.einsum("nop,sp->sno", jacobian(model, x), vectors)
         torch.testing.assert_close(products.linearized(network, x, vectors)[1], wanted)
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawing import randn
+from drawing import matrix_from_singular_values, randn
 from nullbayes.linalg import cholesky
 from nullbayes.linalg.cholesky import cholesky_, cholesky_solve
-from nullbayes.testing import matrix_from_singular_values
 
 
 def positive(n: int, dtype: torch.dtype = torch.float64, condition: float = 9.0) -> Tensor:
