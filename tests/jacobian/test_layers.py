@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import drawing
 import nullbayes as nb
-from drawing import randint, randn
 from models import BATCHNORM, CLASSIFICATION, MLP, jacobian
 from nullbayes.errors import ModelError
 from nullbayes.jacobian import layer_rules, layers
@@ -35,11 +35,11 @@ class Pooled(nn.Module):
 
 
 def randn(*shape: int) -> Tensor:
-    return randn(*shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    return drawing.randn(*shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
 
 
 def randint(high: int, *shape: int) -> Tensor:
-    return randint(high, shape, generator=torch.Generator().manual_seed(5))
+    return drawing.randint(high, shape, generator=torch.Generator().manual_seed(5))
 
 
 LAYERS: dict[str, tuple[nn.Module, Tensor, int]] = {  # layer, inputs, dimension of the channels

@@ -10,7 +10,7 @@ from nullbayes.linalg.cholesky import cholesky_, cholesky_solve
 
 
 def positive(n: int, dtype: torch.dtype = torch.float64, condition: float = 9.0) -> Tensor:
-    sigma = torch.logspace(0, 0.5 * torch.log10(torch.tensor(condition)).item(), n, dtype=torch.float64)
+    sigma = torch.logspace(0, 0.5 * torch.log10(torch.tensor(condition)).item(), n, dtype=torch.float64, device="cpu")
     root = matrix_from_singular_values(sigma, n, n, torch.Generator().manual_seed(n))
     return (root @ root.T).to(dtype)
 
