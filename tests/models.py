@@ -207,7 +207,8 @@ class Model:
 
     def build(self, outputs: int = 3, seed: int = 0) -> nn.Module:
         """Make the network, in evaluation mode, with no parameter or running statistic at a round number."""
-        with torch.random.fork_rng():
+        place = torch.get_default_device()
+        with torch.random.fork_rng(), torch.device("cpu"):  # the same network on every device
             torch.manual_seed(seed)
             model = self.make(outputs).double().train()
             with torch.no_grad():
@@ -215,7 +216,7 @@ class Model:
                     parameter.add_(0.2 * torch.randn_like(parameter))
                 for _ in range(3):
                     call(model, self.inputs(16, torch.default_generator))
-        return model.eval()
+        return model.eval().to(place)
 
 
 MODELS = (

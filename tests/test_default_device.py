@@ -131,6 +131,7 @@ def test_cases_lie_where_they_are_asked_to_lie(elsewhere: torch.device) -> None:
     assert all(is_at(elsewhere, case.matrix) for case in cases(elsewhere))
 
 
+@pytest.mark.cpu
 def test_network_of_the_demonstration_is_on_the_cpu(elsewhere: torch.device) -> None:
     pytest.importorskip("sklearn")
     digits = demo.load_digits()
@@ -139,5 +140,6 @@ def test_network_of_the_demonstration_is_on_the_cpu(elsewhere: torch.device) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.cpu
 def test_toy_of_the_demonstration_is_on_the_cpu(elsewhere: torch.device) -> None:
     assert is_at(torch.device("cpu"), demo.toy_regression().std)

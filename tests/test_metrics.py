@@ -22,7 +22,7 @@ TIGHT = 1e-12
 def draw(seed: int, n: int = 400, n_classes: int = 5) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     logits = 2 * randn(n, n_classes, generator=generator, dtype=torch.float64)
-    targets = torch.multinomial(logits.softmax(1), 1, generator=generator).flatten()
+    targets = torch.multinomial(logits.softmax(1).cpu(), 1, generator=generator).flatten().to(logits.device)
     return (1.5 * logits).softmax(1), targets  # overconfident on purpose: a calibration error to be measured
 
 

@@ -294,6 +294,7 @@ def test_cutoff_moves_what_counts_as_zero(kind: type[ExactDual | ExactPrimal], r
 # --- float32 factors ---
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("block_rows", "precision"), [(1100, "float32"), (550, "float64")])
 def test_large_float32_blocks_are_factored_in_float32_and_converge_all_the_same(
     block_rows: int, precision: str
