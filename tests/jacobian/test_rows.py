@@ -31,15 +31,24 @@ from models import (
 from nullbayes.errors import LikelihoodError, ModelError, SettingsError
 from nullbayes.jacobian import layers as layers_module
 from nullbayes.jacobian import rows as rows_module
+from nullbayes.linalg import matrix_free
+from nullbayes.linalg.held import HeldBlock, StreamedBlock
+from nullbayes.types import Storage
 
 each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-each_storage = pytest.mark.parametrize("storage", ["form", "products", "kept"])
+each_storage = pytest.mark.parametrize("storage", ["form", "parts", "products", "kept", "host"])
 
 
 def opened(kind: type, storage: str, *args: Any, **kwargs: Any) -> nb.Rows:
     if storage == "kept":
         return kind(*args, **kwargs).keep()
+    if storage == "host":
+        return kind(*args, **kwargs).stored("host")
+    if storage == "parts":  # an example at a time, however large the block
+        rows = kind(*args, **kwargs)
+        rows.pass_bytes = 1
+        return rows
     return kind(*args, storage=storage, **kwargs)
 
 
@@ -171,6 +180,50 @@ def test_rows_do_not_depend_on_how_much_is_formed_at_a_time(storage: str, monkey
     monkeypatch.setattr(rows_module, "product_examples", lambda device, n_vectors: 2)
     rows = opened(nb.OutputJacobian, storage, model, [(x, y)])
     check_against(rows, jacobian(model, x).flatten(0, 1), granule=3)
+
+
+@pytest.mark.parametrize("room", [1, 80, 2**26])  # of entries: some rows at a time, a few, all
+@each_model
+def test_gram_matrix_by_products_does_not_depend_on_how_much_is_held(
+    case: Model, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matrix_free, "_DENSE_ENTRIES", room)
+    model, (x, y) = case.build(), CLASSIFICATION.data(case)
+    wanted = jacobian(model, x).flatten(0, 1)
+    gram = nb.OutputJacobian(model, [(x, y)], storage="products").block(3, 12).gram(torch.float64)
+    torch.testing.assert_close(gram, gram.T, rtol=0, atol=1e-13 * float(gram.max()))
+    torch.testing.assert_close(gram, wanted[3:12] @ wanted[3:12].T)
+
+
+@pytest.mark.parametrize("room", [1, 1_000, 3_000, 10**6])
+def test_block_is_formed_in_as_many_parts_as_memory_asks_for(room: int) -> None:
+    model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
+    rows = nb.OutputJacobian(model, [(x, y)])
+    rows.pass_bytes = room
+    wanted = jacobian(model, x).flatten(0, 1)
+    assert isinstance(rows.block(0, 21), HeldBlock if room >= rows.kept_bytes() else StreamedBlock)
+    assert isinstance(rows.block(3, 6), HeldBlock)  # a single example is never cut
+    for start, stop in [(0, 21), (3, 21), (6, 15), (3, 6)]:
+        block, part = rows.block(start, stop), wanted[start:stop]
+        torch.testing.assert_close(block.dense(), part)
+        torch.testing.assert_close(block.gram(torch.float64), part @ part.T)
+    assert rows.walk_rows <= max(3, room // (rows.kept_bytes() // 21))
+
+
+@pytest.mark.parametrize("storage", ["device", "host", "form", "products", "half"])
+@each_model
+def test_rows_are_the_same_wherever_a_plan_wants_them(case: Model, storage: Storage) -> None:
+    model, (x, y) = case.build(), CLASSIFICATION.data(case)
+    rows = nb.OutputJacobian(model, [(x, y)])
+    stored, wanted = rows.stored(storage), jacobian(model, x).flatten(0, 1)
+    assert rows.storage == "form"  # itself left as it was
+    lengths = wanted.norm(dim=1)
+    within = 1e-12 if storage != "half" else 2.0**-11
+    assert ((stored.dense() - wanted).norm(dim=1) <= within * lengths + 1e-300).all()
+    gram = stored.block(0, 15).gram(torch.float64)
+    assert ((gram - wanted @ wanted.T).abs() <= 2.1 * within * lengths * lengths[:, None] + 1e-300).all()
+    assert stored.reference is (rows if storage == "half" else stored)
+    assert rows.kept_bytes(half=True) <= rows.kept_bytes()
 
 
 def test_one_example_is_enough() -> None:

@@ -37,6 +37,10 @@ class Outcome(Enum):
         "(block_rows), or accept a larger tolerance"
     )
     TRUNCATED = "the rank allowed is too small for the tolerance: raise it, or use another projector"
+    ROUNDED = (
+        "the rows are held in half precision, and their rounding is more than the tolerance allows: allow more memory "
+        "(memory_limit), or accept a larger tolerance"
+    )
     INTERRUPTED = (
         "stopped by the user: the samples are as the last finished sweep left them, and usable as such; fit again to "
         "reach the tolerance, or extend with samples that do"
@@ -188,6 +192,8 @@ def conclude(
         norms = rows.reference.norms(torch.cat([directions, noise])).split(len(noise))
     after, before = norms
     converged = after <= targets(projector, rows, noise, before, typical)
+    if failure is Outcome.CONVERGED:  # on rows that approximate those it was judged by
+        failure = Outcome.ROUNDED
     name = type(projector).__name__
     if rank is not None:
         dimension, stderr = float(rows.n_columns - rank), 0.0
