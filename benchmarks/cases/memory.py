@@ -65,6 +65,6 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         "peak_mib": None if peak.bytes is None else peak.bytes / _MIB,
         "predicted_mib": plan.peak_bytes / _MIB,
         "projector": posterior.report.projector,
-        "held": plan.keep,
+        "held": plan.storage,
         "refused": None,
     }

@@ -29,8 +29,6 @@ from models import (
     with_parameters,
 )
 from nullbayes.errors import LikelihoodError, ModelError, SettingsError
-from nullbayes.jacobian import layers as layers_module
-from nullbayes.jacobian import rows as rows_module
 
 each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
@@ -165,11 +163,12 @@ def test_no_example_is_dropped_however_batches_are_cut(sizes: tuple[int, ...], s
 
 
 @each_storage
-def test_rows_do_not_depend_on_how_much_is_formed_at_a_time(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("working_bytes", [1, 10_000, 40_000])
+def test_rows_do_not_depend_on_how_much_is_formed_at_a_time(storage: str, working_bytes: int) -> None:
     model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
-    monkeypatch.setattr(layers_module, "_WORKING_BYTES", {"cpu": 10_000})
-    monkeypatch.setattr(rows_module, "product_examples", lambda device, n_vectors: 2)
-    rows = opened(nb.OutputJacobian, storage, model, [(x, y)])
+    formed: Any = nb.OutputJacobian(model, [(x, y)], storage="products" if storage == "products" else "form")
+    formed.working_bytes = working_bytes
+    rows = formed.keep() if storage == "kept" else formed
     check_against(rows, jacobian(model, x).flatten(0, 1), granule=3)
 
 

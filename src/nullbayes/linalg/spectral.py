@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import NullBayesError
-from nullbayes.linalg.normal import cholesky_
+from nullbayes.linalg.normal import cholesky_, cholesky_solve
 
 
 def relative_cutoff(size: int, rows_dtype: torch.dtype, gram_dtype: torch.dtype = torch.float64) -> float:
@@ -57,7 +57,7 @@ class GramFactor:
         """Apply the (pseudo-)inverse to each vector, in the factor's precision."""
         scaled = vectors.to(self.scale.dtype) * self.scale
         if self.triangle is not None:
-            solved = torch.cholesky_solve(scaled.T, self.triangle).T
+            solved = cholesky_solve(self.triangle, scaled)
         else:
             assert self.basis is not None and self.eigenvalues is not None  # noqa: PT018 - one invariant
             solved = (scaled @ self.basis / self.eigenvalues) @ self.basis.T
@@ -177,7 +177,7 @@ class NormalFactor:
     def removed(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
         """Return what the step takes away from each vector."""
         wide = vectors.to(self.triangle.dtype)
-        return (wide - self.shift * torch.cholesky_solve(wide.T, self.triangle).T).to(vectors.dtype)
+        return (wide - self.shift * cholesky_solve(self.triangle, wide)).to(vectors.dtype)
 
 
 def factor_normal(form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: float = 0.0) -> NormalFactor:
@@ -200,7 +200,7 @@ def _largest_eigenvalue(matrix: Tensor) -> float:
 
 def _smallest_eigenvalue(triangle: Tensor) -> float:
     """Return the smallest eigenvalue of the matrix with this Cholesky factor, by a few steps of inverse iteration."""
-    return 1.0 / _power(lambda vectors: torch.cholesky_solve(vectors, triangle), triangle)
+    return 1.0 / _power(lambda vectors: cholesky_solve(triangle, vectors.T).T, triangle)
 
 
 def _power(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int = 8) -> float:

@@ -85,14 +85,15 @@ class Krylov(Projector):
             # once the gradient is all rounding, a step would feed the kernel itself: stand still instead
             useful = (curvature > 0) & (energy > floor * v.square().sum(1))
             length = torch.where(useful, (search * gradient).sum(1) / curvature.clamp_min(tiny), 0.0)[:, None]
-            v = v - length * search
-            gradient = gradient - length * image
+            v = torch.addcmul(v, length, search, value=-1.0)
+            gradient = torch.addcmul(gradient, length, image, value=-1.0)
+            del image
             renew = (gradient.square().sum(1) < _RENEW_BELOW**2 * mark) | (k % _RENEW_EVERY == 0)
             if bool(renew.any()):
                 gradient = torch.where(renew[:, None], gap(v), gradient)
                 mark = torch.where(renew, gradient.square().sum(1), mark)
             turn = torch.where(useful, gradient.square().sum(1) / energy.clamp_min(tiny), 0.0)[:, None]
-            return v, gradient + turn * search, gradient, mark
+            return v, torch.addcmul(gradient, turn, search), gradient, mark
 
         tiny = torch.finfo(rows.dtype).tiny
         floor = torch.finfo(rows.dtype).eps ** 2
