@@ -9,7 +9,7 @@ from torch import Tensor
 import nullbayes as nb
 from layouts import MIXTURES, gaussian, layout
 from nullbayes.errors import SettingsError
-from nullbayes.linalg import held as held_module
+from nullbayes.linalg import pieces as pieces_module
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.pieces import OuterPiece
 
@@ -133,7 +133,7 @@ def streamed(rows: HeldRows, examples: int, formed: list[slice] | None = None) -
 def test_block_formed_in_parts_is_the_block(
     kind: str, examples: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held_module, "_GRAM_ROWS", {"cpu": tile, "cuda": tile})
+    monkeypatch.setattr(pieces_module, "_TILE_ROWS", {"cpu": tile, "cuda": tile})
     found = layout(kind, order=1)
     block, whole = streamed(found.rows(), examples), found.matrix
     right, left = gaussian(3, whole.shape[1], seed=3), gaussian(3, len(whole), seed=4)

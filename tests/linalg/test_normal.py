@@ -78,15 +78,16 @@ def test_blocks_add_up(kind: str, block_rows: int, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("room", [1, 2000])
 @every_mixture
-def test_examples_are_taken_some_at_a_time(kind: str, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normal, "_TEMPORARY_BYTES", {"cpu": room, "cuda": room})
+def test_examples_are_taken_some_at_a_time(kind: str, room: int) -> None:
     found = layout(kind, order=3)
-    assert_normal(normal_matrix(found.rows(), weights(21)), weighted(found.matrix, weights(21)))
+    rows = found.rows()
+    rows.working_bytes = room
+    assert_normal(normal_matrix(rows, weights(21)), weighted(found.matrix, weights(21)))
 
 
 @pytest.mark.parametrize("panel", [1, 3, 8, 100])
 def test_upper_triangle_is_copied_a_panel_at_a_time(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normal, "_PANEL", panel)
+    monkeypatch.setattr(normal, "_MIRRORED", panel)
     found = layout("everything", order=1)
     assert_normal(normal_matrix(found.rows()), weighted(found.matrix, None))
 

@@ -29,7 +29,7 @@ from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction
 
 _CHECKED_EXAMPLES = 3
-_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**34}  # of what is in memory only while rows are formed
+_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**34}  # of what is in memory only while rows are formed for predictions
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,18 +224,22 @@ class LayerRows:
         return bool(error <= torch.finfo(wanted.dtype).eps ** 0.6)
 
     def _count_bytes(self, seen: Captured, formed: Mapping[Layer, list[Piece]]) -> int:
-        """Estimate what forming the rows of an example takes in memory: tensors seen, patches, entries."""
-        numbers = 0.0
+        """Estimate what forming the rows of an example takes in memory.
+
+        First the graph of the forward pass and all gradients, twice while they are stacked; then what is left of them,
+        the patches of one layer, and the entries of the layers so far.
+        """
+        sizes = {layer: tuple(tensor.numel() for tensor in seen.layers[layer.name]) for layer in formed}
+        left = sum(inputs + gradients for inputs, gradients in sizes.values())
+        graph = sum(3 * gradients / self.width for _, gradients in sizes.values())
+        numbers, entries = left + graph + sum(gradients for _, gradients in sizes.values()), 0.0
         for layer, made in formed.items():
-            inputs, gradients = seen.layers[layer.name]
+            inputs, gradients = sizes[layer]
             parameter = layer.module.get_parameter(next(iter(layer.columns)))
-            patches = gradients.numel() / self.width / len(parameter) * parameter[0].numel()
-            numbers += (
-                inputs.numel()
-                + 2 * gradients.numel()
-                + patches
-                + sum(tensor.numel() for piece in made for tensor in piece.tensors())
-            )
+            patches = gradients / self.width / len(parameter) * parameter[0].numel()
+            entries += sum(tensor.numel() for piece in made for tensor in piece.tensors())
+            numbers = max(numbers, left + patches + entries)
+            left -= inputs + gradients
         numbers = numbers / len(seen.values) + sum(2 * (stop - start) * self.width for start, stop in self.rest)
         return max(1, math.ceil(numbers * self.network.dtype.itemsize))
 

@@ -41,12 +41,13 @@ def pull(function: RowFunction, theta: Tensor, x: Any, y: Tensor, weights: Tenso
         return pulled
 
 
-def product_examples(device: torch.device, n_vectors: int) -> int:
+def product_examples(device: torch.device, n_vectors: int, most: int = 8192) -> int:
     """Return how many examples to take through products with so many vectors in one go.
 
-    On a CPU what is in work should stay in its cache, on a GPU there should be enough of it.
+    On a CPU what is in work should stay in its cache, on a GPU there should be enough of it; never more than ``most``
+    examples times vectors.
     """
-    return max(1, (8192 if device.type == "cuda" else 256) // max(1, n_vectors))
+    return max(1, min(most, 8192 if device.type == "cuda" else 256) // max(1, n_vectors))
 
 
 def linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tensor]:  # (n, O), (S, n, O)

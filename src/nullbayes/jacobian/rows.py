@@ -28,7 +28,8 @@ from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction, Storage
 
 Formed = Literal["form", "products"]
-_WALK_BYTES = 2**29  # of rows formed in passing, at most
+_COPIES = 6  # of a vector, while its products are in work
+_OPENED = {"cpu": 64, "cuda": 1024}  # examples that the network answers at a time
 
 
 class JacobianRows(Rows):
@@ -45,13 +46,11 @@ class JacobianRows(Rows):
     storage : "form" or "products"
         What a block is: its entries, formed when it is asked for; or two products, by JVP and VJP, that never form it.
 
-    Attributes
-    ----------
-    pass_bytes : int
-        How much of a block may be formed at a time, where blocks are not held.
+    Notes
+    -----
+    Of :attr:`working_bytes`, rows formed in passing may take half, a block in one go or two parts of it at a time,
+    and what is in memory only while they are formed a quarter; rows that are then held leave all of it to the latter.
     """
-
-    pass_bytes: int = 2**62
 
     def __init__(
         self,
@@ -85,10 +84,10 @@ class JacobianRows(Rows):
         first, last = start // self.granule, stop // self.granule
         like = self.network.theta.new_empty(0)
         if self.storage == "form":
-            at_once = max(1, self.pass_bytes // self._bytes_an_example)
+            at_once = max(1, self.working_bytes // 2 // self._bytes_an_example)
             if last - first <= at_once:
                 return self._held(first, last)
-            ranges = self.examples.ranges(at_once, first, last)
+            ranges = self.examples.ranges(max(1, at_once // 2), first, last)
             parts = tuple(slice(a * self.granule - start, b * self.granule - start) for a, b in ranges)
 
             def form(part: slice) -> HeldBlock:
@@ -101,28 +100,31 @@ class JacobianRows(Rows):
             forward=lambda vectors: self._push(vectors, first, last),
             transposed=lambda vectors: self._pull(vectors, first, last),
             like=like,
+            working_bytes=self.working_bytes,
         )
 
     def _held(self, first: int, last: int) -> HeldBlock:
-        pieces, n = self._form(first, last), (last - first) * self.granule
-        return HeldBlock(pieces, n, self.n_columns, self.granule, self.network.theta.new_empty(0))
+        pieces, n = self._form(first, last, self.working_bytes // 4), (last - first) * self.granule
+        like = self.network.theta.new_empty(0)
+        return HeldBlock(pieces, n, self.n_columns, self.granule, like, self.working_bytes // 4)
 
     @property
     def walk_rows(self) -> int:
         """Rows of as many examples as may be formed at a time."""
         if self.storage == "products":
-            return max(self.granule, min(8192, self.n_rows))
-        at_once = max(1, min(_WALK_BYTES, self.pass_bytes) // self._bytes_an_example)
-        return min(self.n_rows, at_once * self.granule)
+            return self._whole(8192)
+        return self._whole(self.working_bytes // 4 // self._bytes_an_example * self.granule)
 
     def keep(self, *, half: bool = False, host: bool = False) -> Rows:
         """Return the same rows, held in memory: factors for linear layers, entries for the rest."""
         place = torch.device("cpu") if host else self.device
-        return HeldRows(
-            self._form(0, len(self.examples), half=half, place=place), n_rows=self.n_rows, n_columns=self.n_columns,
-            like=self.network.theta, granule=self.granule, block_rows=self.block_rows,
-            reference=self if half else None,
+        pieces = self._form(0, len(self.examples), self.working_bytes // (2 if half else 1), half=half, place=place)
+        held = HeldRows(
+            pieces, n_rows=self.n_rows, n_columns=self.n_columns, like=self.network.theta, granule=self.granule,
+            block_rows=self.block_rows, reference=self if half else None,
         )  # fmt: skip
+        held.working_bytes = self.working_bytes
+        return held
 
     def stored(self, storage: Storage) -> Rows:
         """Return the same rows where a plan wants them."""
@@ -155,29 +157,66 @@ class JacobianRows(Rows):
         return self._layers.pieces(*self.examples.read(0, 1))
 
     @property
-    def working_bytes(self) -> int:
-        """What may be in memory only while rows are formed."""
-        return self._layers.working_bytes
+    def held_numbers(self) -> int:
+        """How many numbers stand for a row where it is held."""
+        return max(1, self._bytes_an_example // self.granule // self.dtype.itemsize)
 
-    @working_bytes.setter
-    def working_bytes(self, value: int) -> None:
-        self._layers.working_bytes = value
+    def product_bytes(self, storage: Storage, n_vectors: int) -> float:
+        """Return the bytes a row that products with so many vectors take for a moment."""
+        pieces = [piece.halved() for piece in self._example_pieces] if storage == "half" else self._example_pieces
+        return max(piece.product_bytes(n_vectors) for piece in pieces)
+
+    def least_working_bytes(self, storage: Storage, n_vectors: int) -> int:
+        """Return the least working bytes: for one example at a time."""
+        if storage == "products":
+            return max(2**20, n_vectors * self._pushed_bytes + _COPIES * self.n_columns * self.dtype.itemsize)
+        return max(2**20, (4 if storage == "form" else 2) * max(self._layers.example_bytes, self._bytes_an_example))
+
+    def forming_bytes(self, storage: Storage, working_bytes: int) -> int:
+        """Return how much of the working bytes is needed to form rows that are then held."""
+        if storage in ("form", "products"):
+            return 0
+        an_example = self._layers.example_bytes * (2 if storage == "half" else 1)
+        return max(an_example, min(working_bytes // an_example, len(self.examples)) * an_example)
+
+    def passing_bytes(self, storage: Storage, working_bytes: int, block_rows: int, n_vectors: int) -> tuple[int, int]:
+        """Return how much of the working bytes the Gram matrix of a block takes, and products with it."""
+        if storage == "products":
+            vector = _COPIES * self.n_columns * self.dtype.itemsize
+            pushed = min(working_bytes, max(n_vectors, 256) * self._pushed_bytes)
+            return min(working_bytes, min(block_rows, working_bytes // vector) * vector + pushed), pushed
+        gram, products = super().passing_bytes(
+            storage, working_bytes // (4 if storage == "form" else 1), block_rows, n_vectors
+        )
+        block = block_rows // self.granule
+        if storage == "form":
+            gram += self._formed_bytes(working_bytes, block)
+            products += self._formed_bytes(working_bytes, max(block, len(self.examples)))  # to measure the residual
+        if storage == "half":  # the result is measured on rows formed anew
+            products = max(products, self._formed_bytes(working_bytes, len(self.examples)))
+        return gram, products
+
+    def _formed_bytes(self, working_bytes: int, n_examples: int) -> int:
+        """Return what the rows of so many examples take where they are formed in passing."""
+        rows, share = min(working_bytes // 2, n_examples * self._bytes_an_example), self._layers.example_bytes
+        at_once = max(1, rows // self._bytes_an_example)
+        return rows + max(share, min(working_bytes // 4, at_once * share))
 
     @property
-    def forming_bytes(self) -> int:
-        """What is in memory only while rows are formed."""
-        return min(len(self.examples), self._layers.examples_at_a_time) * self._layers.example_bytes
+    def _pushed_bytes(self) -> int:
+        """What one example times one vector takes by JVP or VJP."""
+        return 2 * self._layers.example_bytes // self.granule
 
     @property
     def _bytes_an_example(self) -> int:
         return max(1, sum(piece.n_bytes() for piece in self._example_pieces))
 
     def _form(
-        self, first: int, last: int, *, half: bool = False, place: torch.device | None = None
+        self, first: int, last: int, room: int, *, half: bool = False, place: torch.device | None = None
     ) -> tuple[Piece, ...]:
-        """Form the rows of a range of examples, a chunk at a time, into tensors of the final size."""
+        """Form the rows of a range of examples, as many at a time as there is room, into tensors of the final size."""
         whole: list[Piece] = []
-        for start, stop in self.examples.ranges(self._layers.examples_at_a_time, first, last):
+        for start, stop in self.examples.ranges(max(1, room // self._layers.example_bytes), first, last):
             part = self._layers.pieces(*self.examples.read(start, stop))
             if half:
                 part = [piece.halved() for piece in part]
@@ -210,7 +249,8 @@ class JacobianRows(Rows):
             raise ModelError(msg)
 
     def _chunks(self, n_vectors: int, first: int, last: int) -> Iterable[tuple[int, int]]:
-        return self.examples.ranges(product_examples(self.device, n_vectors), first, last)
+        most = self.working_bytes // self._pushed_bytes
+        return self.examples.ranges(product_examples(self.device, n_vectors, most), first, last)
 
     def _push(self, vectors: Tensor, first: int, last: int) -> Tensor:  # (S, P) -> (S, m)
         parts = [
@@ -241,7 +281,7 @@ def _open(
     network.check_examples(examples.read(0, min(8, len(examples)))[0])
     chosen = resolve(likelihood)
     outputs, targets = [], []
-    for start, stop in examples.ranges(1024):
+    for start, stop in examples.ranges(_OPENED.get(network.device.type, 64)):
         x, y = examples.read(start, stop)
         outputs.append(network.outputs(x))
         targets.append(y)

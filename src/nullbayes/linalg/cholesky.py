@@ -13,7 +13,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-_PANEL = {"cpu": 1024, "cuda": 2048}  # columns of a factor computed at a time
+_PANEL = 1024  # columns of a factor computed at a time, at most
+_LEAST_PANEL = 256
 
 
 def cholesky_(matrix: Tensor) -> bool:
@@ -57,5 +58,16 @@ def cholesky_solve(factor: Tensor, vectors: Tensor) -> Tensor:  # (m, m), (S, m)
     return solved.T
 
 
+def panel_bytes(size: int, dtype: torch.dtype) -> int:
+    """Return what :func:`cholesky_` takes beside the matrix."""
+    panel = _panel(size)
+    return (size * panel + 3 * panel**2) * dtype.itemsize
+
+
+def _panel(size: int) -> int:
+    """Return how many columns to take at a time: few beside the matrix, enough for full speed."""
+    return min(_PANEL, max(_LEAST_PANEL, size // 8))
+
+
 def _edges(matrix: Tensor) -> list[int]:
-    return [*range(0, len(matrix), _PANEL.get(matrix.device.type, 1024)), len(matrix)]
+    return [*range(0, len(matrix), _panel(len(matrix))), len(matrix)]

@@ -2,17 +2,15 @@ r"""Rows held in memory, as pieces; see :mod:`nullbayes.linalg.pieces` for what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.linalg.pieces import DensePiece, Factors, Piece, normal_cost
+from nullbayes.linalg.pieces import DensePiece, Factors, Piece, normal_cost, tile_rows
 from nullbayes.linalg.rows import Block, Rows
-
-_GRAM_ROWS = {"cpu": 1000, "cuda": 4096}  # of a tile of a Gram matrix: enough for full speed
 
 
 @dataclass(frozen=True)
@@ -24,20 +22,29 @@ class HeldBlock(Block):
     n_columns: int
     granule: int
     like: Tensor  # dtype and device
+    working_bytes: int = 2**28  # for a moment
 
     def mv(self, vectors: Tensor) -> Tensor:
         """Multiply: ``vectors @ B.T``."""
         result = vectors.new_zeros(len(vectors), self.n_rows)
-        for piece in self.pieces:
-            piece.add_mv(vectors, result)
+        for piece, rows in self._parts(len(vectors)):
+            piece.take(rows).add_mv(vectors, result[:, rows])
         return result
 
     def rmv(self, vectors: Tensor) -> Tensor:
         """Multiply with the transpose: ``vectors @ B``."""
         result = vectors.new_zeros(len(vectors), self.n_columns)
-        for piece in self.pieces:
-            piece.put_rmv(vectors, result)
+        for piece, rows in self._parts(len(vectors)):
+            piece.take(rows).add_rmv(vectors[:, rows], result)
         return result
+
+    def _parts(self, n_vectors: int) -> Iterator[tuple[Piece, slice]]:
+        """Iterate over the pieces, and as many of their rows as products may take at a time."""
+        for piece in self.pieces:
+            at_once = int(self.working_bytes / max(1.0, piece.product_bytes(n_vectors)))
+            step = max(1, at_once // self.granule) * self.granule
+            for start in range(0, self.n_rows, step):
+                yield piece, slice(start, min(self.n_rows, start + step))
 
     def dense(self) -> Tensor:
         """Return the entries."""
@@ -54,7 +61,8 @@ class HeldBlock(Block):
 
     def cross(self, other: HeldBlock, dtype: torch.dtype) -> Tensor:  # (m, m')
         """Return ``B @ other.T``, summed over the pieces."""
-        tiles = (a.cross(b, dtype) for a, b in zip(self.pieces, other.pieces, strict=True))
+        pairs = zip(self.pieces, other.pieces, strict=True)
+        tiles = (a.cross(b, dtype, self.working_bytes) for a, b in pairs)
         total = next(tiles)
         for tile in tiles:
             total += tile
@@ -63,7 +71,8 @@ class HeldBlock(Block):
     def part(self, rows: slice) -> HeldBlock:
         """Return some of the rows: views."""
         pieces = tuple(piece.take(rows) for piece in self.pieces)
-        return HeldBlock(pieces, rows.stop - rows.start, self.n_columns, self.granule, self.like)
+        n_rows = rows.stop - rows.start
+        return HeldBlock(pieces, n_rows, self.n_columns, self.granule, self.like, self.working_bytes)
 
     def factors(self) -> list[Factors]:
         """Return the factors of every piece."""
@@ -72,7 +81,7 @@ class HeldBlock(Block):
 
 def fill_gram(result: Tensor, left: HeldBlock, right: HeldBlock, *, symmetric: bool = False) -> None:  # (m, m')
     """Write ``left @ right.T`` into ``result``, a tile at a time; of a symmetric product half the tiles are copied."""
-    step = max(1, _GRAM_ROWS.get(result.device.type, 1000) // left.granule) * left.granule
+    step = max(1, tile_rows(result.device, left.working_bytes) // left.granule) * left.granule
     for i in range(0, left.n_rows, step):
         rows = slice(i, min(left.n_rows, i + step))
         for j in range(0, rows.stop if symmetric else right.n_rows, step):
@@ -161,7 +170,12 @@ class HeldRows(Rows):
             msg = f"Rows {start} to {stop} cut through rows that belong together, {self.granule} at a time."
             raise SettingsError(msg)
         pieces = tuple(piece.take(slice(start, stop)).to(self.device) for piece in self.pieces)
-        return HeldBlock(pieces, stop - start, self.n_columns, self.granule, self._like)
+        return HeldBlock(pieces, stop - start, self.n_columns, self.granule, self._like, self.working_bytes)
+
+    @property
+    def held_numbers(self) -> int:
+        """How many numbers stand for a row."""
+        return sum(tensor.numel() for piece in self.pieces for tensor in piece.tensors()) // self.n_rows
 
     @property
     def reference(self) -> Rows:

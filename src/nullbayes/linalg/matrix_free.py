@@ -12,7 +12,7 @@ from nullbayes.errors import SettingsError
 from nullbayes.linalg.held import DenseRows
 from nullbayes.linalg.rows import Block, Rows
 
-_DENSE_ENTRIES = 2**26  # of vectors held at a time
+_COPIES = 6  # of vectors, while products with them are in work
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class ProductBlock(Block):
     forward: Callable[[Tensor], Tensor]  # (S, P) -> (S, m)
     transposed: Callable[[Tensor], Tensor]  # (S, m) -> (S, P)
     like: Tensor  # dtype and device
+    working_bytes: int = 2**28  # for a moment
 
     def mv(self, vectors: Tensor) -> Tensor:
         """Multiply: ``vectors @ B.T``."""
@@ -39,17 +40,23 @@ class ProductBlock(Block):
 
     def gram(self, dtype: torch.dtype) -> Tensor:
         """Return ``B @ B.T`` from the entries, or, where those are too many to hold, from products of products."""
-        if self.n_rows * self.n_columns <= _DENSE_ENTRIES:
+        step = max(1, self.working_bytes // (_COPIES * self.n_columns * self.like.element_size()))
+        if self.n_rows <= step:
             entries = self.dense().to(dtype)
             return entries @ entries.T
         result = torch.empty(self.n_rows, self.n_rows, dtype=dtype, device=self.like.device)
-        step = max(1, _DENSE_ENTRIES // self.n_columns)
         for start in range(0, self.n_rows, step):
             stop = min(self.n_rows, start + step)
             units = torch.zeros(stop - start, self.n_rows, dtype=self.like.dtype, device=self.like.device)
             units[:, start:stop].fill_diagonal_(1.0)
             result[start:stop] = self.forward(self.transposed(units))
-        return result.add_(result.T.clone()).mul_(0.5)  # rounding leaves it unsymmetric
+        for start in range(0, self.n_rows, step):  # rounding leaves it unsymmetric
+            stop = min(self.n_rows, start + step)
+            corner, below = result[start:stop, start:stop], result[stop:, start:stop]
+            corner.add_(corner.T.clone()).mul_(0.5)
+            below.add_(result[start:stop, stop:].T).mul_(0.5)
+            result[start:stop, stop:] = below.T
+        return result
 
 
 class MatrixFreeRows(Rows):
@@ -97,6 +104,7 @@ class MatrixFreeRows(Rows):
             forward=lambda vectors: self._jvp(vectors, where),
             transposed=lambda vectors: self._vjp(vectors, where),
             like=torch.empty(0, dtype=self.dtype, device=self.device),
+            working_bytes=self.working_bytes,
         )
 
     def keep(self, *, half: bool = False, host: bool = False) -> Rows:

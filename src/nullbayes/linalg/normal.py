@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nullbayes.linalg.cholesky import panel_bytes
 from nullbayes.linalg.pieces import Factors
 from nullbayes.linalg.rows import Rows
 
-_TEMPORARY_BYTES = {"cpu": 2**28, "cuda": 2**31}  # of the products of one chunk of examples
-_PANEL = 2048  # columns mirrored at a time
+_MIRRORED = 256  # columns mirrored at a time
 
 
 def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) -> (P, P)
@@ -27,28 +27,35 @@ def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) ->
         weights = None if scale is None else scale[where].view(-1, outputs)
         for i, left in enumerate(factors):
             for right in factors[: i + 1]:
-                _add_tile(left, right, weights, result)
-    for start in range(0, rows.n_columns, _PANEL):  # only the lower triangle was summed
-        stop = min(rows.n_columns, start + _PANEL)
+                _add_tile(left, right, weights, result, rows.working_bytes)
+    for start in range(0, rows.n_columns, _MIRRORED):  # only the lower triangle was summed
+        stop = min(rows.n_columns, start + _MIRRORED)
         corner = result[start:stop, start:stop].tril()
         result[start:stop, start:stop] = corner + corner.tril(-1).T
         result[start:stop, stop:] = result[stop:, start:stop].T
     return result
 
 
-def _add_tile(left: Factors, right: Factors, weights: Tensor | None, result: Tensor) -> None:
+def normal_bytes(n_columns: int) -> int:
+    """Return what summing and factoring a normal matrix takes beside it: its largest tile, or a panel."""
+    return max(2 * n_columns**2, panel_bytes(n_columns, torch.float64))
+
+
+def _add_tile(left: Factors, right: Factors, weights: Tensor | None, result: Tensor, working_bytes: int) -> None:
     """Add what two factors have in common to the tile of their columns, the lower one."""
     if left.column < right.column:
         left, right = right, left
-    n, _, q = left.gradients.shape
+    n, outputs, q = left.gradients.shape
     s = right.gradients.shape[2]
     r, t = (1 if f.activations is None else f.activations.shape[1] for f in (left, right))
     tile = result[left.column : left.column + q * r, right.column : right.column + s * t]
     same = left.column == right.column and r > 1
     pairs = [torch.tril_indices(size, size, device=result.device) for size in (q, r)] if same else []
     total: Tensor | None = None
-    width = 8 * (2 * q * s + 2 * r * t)  # bytes an example
-    step = max(1, min(n, _TEMPORARY_BYTES.get(result.device.type, 2**28) // width))
+    width = 16 * outputs * (q + s)  # bytes an example
+    if not r == t == 1:
+        width += 16 * (q * s + r * t)
+    step = max(1, min(n, working_bytes // width))
     for start in range(0, n, step):
         part = slice(start, start + step)
         g, h = (f.gradients[part].to(result.dtype) for f in (left, right))

@@ -8,8 +8,9 @@ product of two small ones. No network is known here: a piece is algebra on a ran
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -18,7 +19,12 @@ from torch import Tensor
 
 from nullbayes.precision import tensor_float32
 
-_CAST_ENTRIES = {"cpu": 2**25, "cuda": 2**29}  # widened at a time
+_TILE_ROWS = {"cpu": 1000, "cuda": 4096}  # of a Gram matrix: enough for full speed
+
+
+def tile_rows(device: torch.device, working_bytes: int) -> int:
+    """Return the rows of a tile of a Gram matrix, so that three of float64 take half of the working bytes."""
+    return max(1, min(_TILE_ROWS.get(device.type, 1000), math.isqrt(working_bytes // 48)))
 
 
 class Factors(NamedTuple):
@@ -41,15 +47,15 @@ class Piece(ABC):
         """Add this piece's share of the product to ``result``."""
 
     @abstractmethod
-    def put_rmv(self, vectors: Tensor, result: Tensor) -> None:  # (S, m), (S, P)
-        """Write this piece's columns of the transposed product into ``result``."""
+    def add_rmv(self, vectors: Tensor, result: Tensor) -> None:  # (S, m), (S, P)
+        """Add the transposed product to this piece's columns of ``result``."""
 
     @abstractmethod
     def put_dense(self, result: Tensor) -> None:  # (m, P)
         """Write this piece's entries into ``result``."""
 
     @abstractmethod
-    def cross(self, other: Self, dtype: torch.dtype) -> Tensor:  # (m, m')
+    def cross(self, other: Self, dtype: torch.dtype, working_bytes: int) -> Tensor:  # (m, m')
         """Return this piece's rows times those of another of the same kind and columns: a tile of a Gram matrix."""
 
     @abstractmethod
@@ -94,6 +100,10 @@ class Piece(ABC):
         """Return the piece in half the memory and at least ten bits, if it is large enough to matter."""
         return self
 
+    def product_bytes(self, n_vectors: int) -> float:
+        """Return the bytes that products take for a moment, for each row, with so many vectors."""
+        return 0.0
+
     def n_bytes(self) -> int:
         """Return the bytes that are held."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
@@ -114,17 +124,17 @@ class DensePiece(Piece):
         """Add ``vectors @ B.T``."""
         result.addmm_(vectors[:, _columns(self)], self.matrix.T)
 
-    def put_rmv(self, vectors: Tensor, result: Tensor) -> None:
-        """Write ``vectors @ B``."""
-        result[:, _columns(self)] = vectors @ self.matrix
+    def add_rmv(self, vectors: Tensor, result: Tensor) -> None:
+        """Add ``vectors @ B``."""
+        result[:, _columns(self)].addmm_(vectors, self.matrix)
 
     def put_dense(self, result: Tensor) -> None:
         """Write the entries."""
         result[:, _columns(self)] = self.matrix
 
-    def cross(self, other: Self, dtype: torch.dtype) -> Tensor:
+    def cross(self, other: Self, dtype: torch.dtype, working_bytes: int) -> Tensor:
         """Return ``B @ other.T``."""
-        return _cross(self.matrix, other.matrix, dtype)
+        return _cross(self.matrix, other.matrix, dtype, working_bytes)
 
     def factors(self, granule: int) -> list[Factors]:
         """Return the entries, example by example."""
@@ -155,7 +165,7 @@ class DensePiece(Piece):
 
 @dataclass(frozen=True)
 class HalfPiece(Piece):
-    """Entries in float16, with a scale a row; products widen them, some rows at a time, and lose nothing more."""
+    """Entries in float16, with a scale a row; products widen them, and lose nothing more."""
 
     matrix: Tensor  # (m, c) float16
     scale: Tensor  # (m, 1) float32, powers of two
@@ -165,34 +175,28 @@ class HalfPiece(Piece):
         """Return a view of some rows."""
         return HalfPiece(self.matrix[rows], self.scale[rows], self.column)
 
-    def _chunks(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:
-        step = max(1, _CAST_ENTRIES.get(self.matrix.device.type, 2**25) // self.matrix.shape[1])
-        for start in range(0, len(self.matrix), step):
-            rows = slice(start, start + step)
-            yield rows, self.matrix[rows].to(dtype)
-
     def add_mv(self, vectors: Tensor, result: Tensor) -> None:
         """Add ``vectors @ B.T``."""
-        inside = vectors[:, _columns(self)]
-        for rows, entries in self._chunks(vectors.dtype):
-            result[:, rows] += (inside @ entries.T) * self.scale[rows, 0]
+        entries = self.matrix.to(vectors.dtype)
+        result += (vectors[:, _columns(self)] @ entries.T) * self.scale[:, 0]
 
-    def put_rmv(self, vectors: Tensor, result: Tensor) -> None:
-        """Write ``vectors @ B``."""
-        inside = result[:, _columns(self)]
-        inside.zero_()
-        for rows, entries in self._chunks(vectors.dtype):
-            inside += (vectors[:, rows] * self.scale[rows, 0]) @ entries
+    def add_rmv(self, vectors: Tensor, result: Tensor) -> None:
+        """Add ``vectors @ B``."""
+        result[:, _columns(self)].addmm_(vectors * self.scale[:, 0], self.matrix.to(vectors.dtype))
+
+    def product_bytes(self, n_vectors: int) -> float:
+        """Return the bytes of the widened entries."""
+        return 4.0 * self.matrix.shape[1] + 8.0 * n_vectors
 
     def put_dense(self, result: Tensor) -> None:
         """Write the entries."""
-        for rows, entries in self._chunks(result.dtype):
-            result[rows, _columns(self)] = entries * self.scale[rows]
+        result[:, _columns(self)] = self.matrix
+        result[:, _columns(self)] *= self.scale
 
-    def cross(self, other: Self, dtype: torch.dtype) -> Tensor:
+    def cross(self, other: Self, dtype: torch.dtype, working_bytes: int) -> Tensor:
         """Return ``B @ other.T``; ten bits pass through TF32 products unchanged."""
         with tensor_float32():
-            tile = _cross(self.matrix, other.matrix, dtype)
+            tile = _cross(self.matrix, other.matrix, dtype, working_bytes)
         return tile.mul_(self.scale).mul_(other.scale.T)
 
     def factors(self, granule: int) -> list[Factors]:
@@ -217,11 +221,11 @@ class HalfPiece(Piece):
         return 2.0 * self.matrix.shape[1], 2.0 * self.matrix.shape[1]
 
 
-def _cross(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:  # (m, c), (m', c) -> (m, m')
+def _cross(left: Tensor, right: Tensor, dtype: torch.dtype, working_bytes: int) -> Tensor:  # (m, m')
     """Return ``left @ right.T`` in a precision, widening some columns at a time where that takes a copy."""
     if left.dtype == dtype:
         return left @ right.T
-    step = max(1, _CAST_ENTRIES.get(left.device.type, 2**25) // max(len(left), len(right)))
+    step = max(1, working_bytes // (2 * dtype.itemsize * (len(left) + len(right))))
     chunks = zip(left.split(step, dim=1), right.split(step, dim=1), strict=True)
     total = torch.zeros(len(left), len(right), dtype=dtype, device=left.device)
     for a, b in chunks:
@@ -252,24 +256,31 @@ class OuterPiece(Piece):
         """Push the activations through each sample's layer, then along the gradients."""
         n, _, out = self.gradients.shape
         fan_in, samples = self.activations.shape[1], len(vectors)
-        layer = vectors.new_zeros(n, samples, out)
         if self.weight is not None:
             weights = vectors[:, self.weight : self.weight + out * fan_in].reshape(samples * out, fan_in)
             layer = (self.activations @ weights.T).view(n, samples, out)
+            del weights
+        else:
+            layer = vectors.new_zeros(n, samples, out)
         if self.bias is not None:
-            layer = layer + vectors[:, self.bias : self.bias + out]
+            layer += vectors[:, self.bias : self.bias + out]
         result += (layer @ self.gradients.mT).transpose(0, 1).reshape(samples, -1)
 
-    def put_rmv(self, vectors: Tensor, result: Tensor) -> None:
+    def product_bytes(self, n_vectors: int) -> float:
+        """Return the bytes of what lies between the two products."""
+        _, outputs, out = self.gradients.shape
+        return self.gradients.element_size() * n_vectors * (out / outputs + 2.0)
+
+    def add_rmv(self, vectors: Tensor, result: Tensor) -> None:
         """Pull each sample's row weights back along the gradients, then onto the activations."""
         n, outputs, out = self.gradients.shape
         samples = len(vectors)
         layer = vectors.reshape(samples, n, outputs).transpose(0, 1) @ self.gradients  # (n, S, out)
         if self.weight is not None:
             weights = layer.reshape(n, samples * out).T @ self.activations
-            result[:, self.weight : self.weight + out * self.activations.shape[1]] = weights.view(samples, -1)
+            result[:, self.weight : self.weight + out * self.activations.shape[1]] += weights.view(samples, -1)
         if self.bias is not None:
-            result[:, self.bias : self.bias + out] = layer.sum(0)
+            result[:, self.bias : self.bias + out] += layer.sum(0)
 
     def put_dense(self, result: Tensor) -> None:
         """Write the outer products."""
@@ -280,13 +291,15 @@ class OuterPiece(Piece):
         if self.bias is not None:
             result[:, self.bias : self.bias + out] = self.gradients.reshape(n * outputs, out)
 
-    def cross(self, other: Self, dtype: torch.dtype) -> Tensor:
+    def cross(self, other: Self, dtype: torch.dtype, working_bytes: int) -> Tensor:
         """Return the products of activations times the products of gradients, entry by entry."""
         (n, outputs, out), m = self.gradients.shape, len(other.gradients)
-        similar = self.gradients.reshape(-1, out).to(dtype) @ other.gradients.reshape(-1, out).to(dtype).T
-        inner = similar.new_full((n, m), 0.0 if self.bias is None else 1.0)
+        similar = _cross(self.gradients.reshape(-1, out), other.gradients.reshape(-1, out), dtype, working_bytes)
+        inner = similar.new_zeros(1, 1).expand(n, m)
         if self.weight is not None:
-            inner.addmm_(self.activations.to(dtype), other.activations.to(dtype).T)
+            inner = _cross(self.activations, other.activations, dtype, working_bytes)
+        if self.bias is not None:
+            inner = inner + 1.0
         return similar.view(n, outputs, m, outputs).mul_(inner[:, None, :, None]).view(n * outputs, m * outputs)
 
     def factors(self, granule: int) -> list[Factors]:

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import NullBayesError, SettingsError
-from nullbayes.linalg.pieces import Factors
+from nullbayes.linalg.pieces import Factors, tile_rows
 from nullbayes.precision import full_precision
+from nullbayes.types import Storage
 
 _WALK_ROWS = {"cpu": 4096, "cuda": 65536}  # taken at a time: enough for full speed, few beside what is held
+_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**34}  # where nobody says how much there is
 
 
 class Block(ABC):
@@ -60,6 +62,9 @@ class Rows(ABC):
         Rows that belong together (the outputs of one example): blocks are cut at multiples of it.
     block_rows : int or None
         The block size that a projector takes when it is not told another; None lets it choose.
+    working_bytes : int
+        How much may be in memory for a moment while rows are formed or multiplied, beside rows that are held, vectors
+        and results. What goes part by part takes its parts by it. Settable.
     """
 
     n_rows: int
@@ -68,6 +73,7 @@ class Rows(ABC):
     device: torch.device
     granule: int = 1
     block_rows: int | None = None
+    _working_bytes: int | None = None
     _frobenius: float | None = None
 
     @abstractmethod
@@ -110,19 +116,52 @@ class Rows(ABC):
             yield slice(start, stop), self.block(start, stop)
 
     @property
+    def working_bytes(self) -> int:
+        """Bytes that may be in memory for a moment; see the class."""
+        return self._working_bytes or _WORKING_BYTES.get(self.device.type, 2**28)
+
+    @working_bytes.setter
+    def working_bytes(self, value: int) -> None:
+        self._working_bytes = value
+
+    @property
     def walk_rows(self) -> int:
         """Rows to hold at a time when they are only passed through."""
-        return max(self.granule, min(_WALK_ROWS.get(self.device.type, 4096), self.n_rows))
+        wide = 16 * max(1, self.held_numbers)  # in float64, and squared
+        return self._whole(min(_WALK_ROWS.get(self.device.type, 4096), self.working_bytes // wide))
+
+    @property
+    def held_numbers(self) -> int:
+        """How many numbers stand for a row where it is held."""
+        return self.n_columns
+
+    def _whole(self, n_rows: int) -> int:
+        """Return about as many rows, of whole examples: at least one, and no more than there are."""
+        return min(self.n_rows, max(1, n_rows // self.granule) * self.granule)
 
     @property
     def normal_rows(self) -> int:
         """Rows to hold at a time while the normal matrix is summed."""
         return self.walk_rows
 
-    @property
-    def forming_bytes(self) -> int:
-        """Bytes that are needed only while rows are formed."""
+    def least_working_bytes(self, storage: Storage, n_vectors: int) -> int:
+        """Return the least :attr:`working_bytes` that rows stored that way can work with."""
+        return 2**20
+
+    def forming_bytes(self, storage: Storage, working_bytes: int) -> int:
+        """Return how much of the working bytes is needed to form rows that are then held."""
         return 0
+
+    def passing_bytes(self, storage: Storage, working_bytes: int, block_rows: int, n_vectors: int) -> tuple[int, int]:
+        """Return how much of the working bytes the Gram matrix of a block takes, and products with it."""
+        tile = min(block_rows, tile_rows(self.device, working_bytes))
+        gram = 16 * tile**2 + min(working_bytes // 2, 16 * tile * self.held_numbers)
+        products = int(block_rows * self.product_bytes(storage, n_vectors))
+        return min(working_bytes, gram), min(working_bytes, products)
+
+    def product_bytes(self, storage: Storage, n_vectors: int) -> float:
+        """Return the bytes a row that products with so many vectors take for a moment."""
+        return 0.0
 
     @property
     def reference(self) -> Rows:

@@ -160,11 +160,11 @@ class KernelPosterior(SamplePosterior):
         storage: Storage = "form"
         try:
             plan = choose(rows, n_samples=n_samples, memory_limit=available, rtol=tolerance, host_limit=host)
-            storage, rows.pass_bytes = plan.storage, plan.pass_bytes
-            rows.working_bytes = min(rows.working_bytes, available // 8)
+            storage, rows.working_bytes = plan.storage, plan.working_bytes
         except SettingsError:
             if not isinstance(projector, Projector):
                 raise  # the advice is to ask for another projector
+            rows.working_bytes = min(rows.working_bytes, available // 8)
         if isinstance(projector, Projector):
             method, reason = projector, "as asked for"
             storage = "device" if rows.kept_bytes() <= available // 2 else "form"
@@ -226,7 +226,8 @@ class KernelPosterior(SamplePosterior):
 
     def _output_std(self) -> float:
         examples = self._jacobian.examples
-        chunks = [self._network.outputs(examples.read(a, b)[0]) for a, b in examples.ranges(1024)]
+        at_once = 1024 if examples.device.type == "cuda" else 64
+        chunks = [self._network.outputs(examples.read(a, b)[0]) for a, b in examples.ranges(at_once)]
         return output_spread(torch.cat(chunks))
 
     def _train_std(self) -> float:

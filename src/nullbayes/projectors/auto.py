@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from nullbayes.errors import SettingsError
+from nullbayes.linalg.cholesky import panel_bytes
+from nullbayes.linalg.normal import normal_bytes
+from nullbayes.linalg.pieces import tile_rows
 from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.alternating import Alternating
 from nullbayes.projectors.base import Projector
@@ -19,6 +22,7 @@ from nullbayes.types import Storage
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
 _HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
+_VECTORS = 10  # for each sample: the noise, the directions, and what a step of conjugate gradients has in memory
 _GRANULES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # blocks to consider
 
 
@@ -57,11 +61,13 @@ class Plan:
     peak_bytes : int
         Estimated need beside the model and the data.
     operations : float
-        Estimated floating-point operations to prepare, and for one sweep.
+        Floating-point operations of matrix products and factorizations, to prepare and for one sweep: Gram or normal
+        matrices, Cholesky factors or eigenvectors, products of all rows with the samples and back, solves. What the
+        network computes to form rows is not counted.
     memory_limit : int
         What it was planned for.
-    pass_bytes : int
-        How much of the rows is formed at a time where they are not held.
+    working_bytes : int
+        What of it rows may take for a moment while they are formed and multiplied.
     seconds : float
         A rough guess, good for comparing plans only.
     """
@@ -75,7 +81,7 @@ class Plan:
     peak_bytes: int
     operations: float
     memory_limit: int
-    pass_bytes: int
+    working_bytes: int
     seconds: float
 
     def __str__(self) -> str:
@@ -109,28 +115,28 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2,
     rtol : float
         The tolerance.
     """
-    vectors = 8 * n_samples * rows.n_columns * rows.dtype.itemsize  # noise, directions, what an iteration carries
-    if vectors >= memory_limit:
-        msg = (
-            f"{n_samples} samples of {rows.n_columns:,} parameters alone need {vectors / 2**30:.2f} GiB, over the "
-            f"memory limit of {memory_limit / 2**30:.2f} GiB: take fewer samples or raise memory_limit."
-        )
-        raise SettingsError(msg)
-    every = [
+    vectors = _VECTORS * n_samples * rows.n_columns * rows.dtype.itemsize
+    plans = [
         plan
         for storage in _storages(rows, rtol, host_limit)
         for plan in _Counter(rows, n_samples, memory_limit, rtol, storage, vectors).plans()
     ]
-    plans = [plan for plan in every if plan.peak_bytes <= memory_limit]
-    if not plans:
-        least = min(plan.peak_bytes for plan in every)
+    fitting = [plan for plan in plans if plan.peak_bytes <= memory_limit]
+    if not fitting:
+        least = f"{math.ceil(min(plan.peak_bytes for plan in plans) / 2**20)} MiB"
+        limit = f"the memory limit of {memory_limit / 2**20:.1f} MiB"
+        if vectors >= memory_limit:
+            msg = (
+                f"{n_samples} samples of {rows.n_columns:,} parameters alone need {vectors / 2**20:.1f} MiB, over "
+                f"{limit}: take fewer samples or raise memory_limit; the least that would do is {least}."
+            )
+            raise SettingsError(msg)
         msg = (
-            f"No block of the rows fits within the memory limit of {memory_limit / 2**30:.2f} GiB; the least that "
-            f"would do is {math.ceil(least / 2**20)} MiB: raise memory_limit, or use "
+            f"No block of the rows fits within {limit}; the least that would do is {least}: raise memory_limit, or use "
             "projector=nb.projectors.Lanczos(rank=...)."
         )
         raise SettingsError(msg)
-    return min(plans, key=lambda plan: plan.seconds)
+    return min(fitting, key=lambda plan: plan.seconds)
 
 
 def _storages(rows: Rows, rtol: float, host_limit: int) -> list[Storage]:
@@ -164,11 +170,10 @@ class _Counter:
     def plans(self) -> list[Plan]:
         """Return what could be done."""
         r, p = self.rows.n_rows, self.rows.n_columns
-        if self.storage != "products":
-            direct = self._direct()
-            if direct:
-                return direct
-        plans = [self._blocks(n) for n in _GRANULES if n <= -(-r // self.rows.granule)]
+        direct = self._direct() if self.storage != "products" else []
+        if any(plan.peak_bytes <= self.limit for plan in direct):
+            return direct
+        plans = direct + [self._blocks(n) for n in _GRANULES if n <= -(-r // self.rows.granule)]
         if r > p and self.storage not in ("products", "half"):
             plans.append(self._primal())
         return plans
@@ -182,14 +187,18 @@ class _Counter:
                 "until the tolerance is met"
             )
             work = r * r * self.rows.gram_cost() / 2 + 9.0 * r**3
-            return [self._plan(ExactDual(truncate=True, rtol=self.rtol), why, 32 * r * r, work, sweeps=4.0)]
+            beside = 4.0 * r * r * self.samples + r * r * self.rows.gram_cost() / 2
+            dual = ExactDual(truncate=True, rtol=self.rtol)
+            return [self._plan(dual, why, 8 * r * r, work, spare=24 * r * r, sweeps=4.0, beside=beside)]
         if p <= min(r, _DIRECT):
             why = (
                 f"only {p:,} parameters and {r:,} rows: there may be no exact kernel, "
                 "so the eigenvectors of A⊤A are removed, leading ones first, until the tolerance is met"
             )
             work = 2.0 * self.rows.normal_cost() + 9.0 * p**3
-            return [self._plan(ExactPrimal(truncate=True, rtol=self.rtol), why, 48 * p * p, work, sweeps=2.0)]
+            beside = 4.0 * p * p * self.samples
+            primal = ExactPrimal(truncate=True, rtol=self.rtol)
+            return [self._plan(primal, why, 4 * p * p, work, spare=36 * p * p, sweeps=2.0, beside=beside)]
         return []
 
     def _primal(self) -> Plan:
@@ -202,7 +211,10 @@ class _Counter:
         work = self.rows.normal_cost() + p**3 / 3.0
         solve = max(4.0 * p * p * self.samples / self.rates.double, 16.0 * p * p / self.rates.bandwidth)
         projector = Krylov(Alternating(block_rows=r), rtol=self.rtol)
-        return self._plan(projector, why, 12 * p * p, work, sweeps=3.0, extra=3.0 * solve, double=True)
+        return self._plan(
+            projector, why, 8 * p * p, work, spare=normal_bytes(p), sweeps=3.0, extra=3.0 * solve, double=True,
+            beside=2.0 * p * p * self.samples,
+        )  # fmt: skip
 
     def _blocks(self, n: int) -> Plan:
         """Return conjugate gradients over ``n`` blocks of rows."""
@@ -213,7 +225,7 @@ class _Counter:
         precision = torch.float32 if self.storage == "half" else gram_precision(rows, block)
         double = precision == torch.float64
         factors = r * block * precision.itemsize
-        panel = block * min(block, 2048) * precision.itemsize
+        tile = min(block, tile_rows(rows.device, rows.working_bytes))
         rate = self.rates.narrow if self.storage == "half" else self.rates.double if double else self.rates.single
         solid = self.rates.double if double else self.rates.single
         gram, cholesky = r * block * rows.gram_cost() / 2, r * block**2 / 3.0
@@ -226,7 +238,8 @@ class _Counter:
             max_sweeps=max(500, int(4 * steps)),
         )
         return self._plan(
-            projector, why, factors + panel, gram + cholesky, sweeps=steps, block=block,
+            projector, why, factors, gram + cholesky, spare=panel_bytes(block, precision), sweeps=steps, block=block,
+            beside=2.0 * r * block * self.samples + r * tile * rows.gram_cost() / 2,
             extra=steps * solves + gram / rate + cholesky / solid - (gram + cholesky) / self.rates.single,
         )  # fmt: skip
 
@@ -237,18 +250,22 @@ class _Counter:
         matrices: int,
         work: float,
         *,
+        spare: int,
         sweeps: float,
+        beside: float,
         block: int | None = None,
         extra: float = 0.0,
         double: bool = False,
     ) -> Plan:
-        """Complete a plan: ``matrices`` bytes beside the rows, ``work`` to prepare, ``extra`` seconds of their own."""
+        """Complete a plan: ``matrices`` bytes beside the rows, ``work`` to prepare, ``extra`` seconds of their own.
+
+        ``spare`` bytes are needed beside the matrices while they are factored, and not later; ``beside`` are operations
+        that the seconds count elsewhere: of solves in a sweep, of tiles on the diagonal that are computed whole.
+        """
         rows, rates = self.rows, self.rates
         block = block or rows.n_rows
         products = 4.0 * rows.n_rows * self.samples * rows.product_cost()
-        forming_bytes = min(rows.forming_bytes, self.limit // 8)
-        need = self.vectors + self.held + max(matrices, forming_bytes)
-        passing = 0
+        peak, working = self._bytes(matrices, spare, block)
         sweep = max(2.0 * products / rates.single, 2.0 * self.held / rates.bandwidth)
         forming = self.entries / rates.formed
         seconds = work / (rates.double if double else rates.single) + extra + forming
@@ -256,21 +273,33 @@ class _Counter:
             sweep *= 2.0
             seconds += forming  # the final residual
         elif self.storage == "host":
-            passing = block * self.row_bytes
             sweep += rows.kept_bytes() / rates.transfer
         elif self.storage == "form":
-            need = self.vectors + matrices + forming_bytes
-            room = max(self.row_bytes * rows.granule, (self.limit - need) // 2)
-            passing = min(block * self.row_bytes, room)
-            parts = -(-block * self.row_bytes // passing)
+            parts = 1 if block * self.row_bytes <= working // 2 else -(-4 * block * self.row_bytes // working)
             sweep += forming * (1.2 if parts == 1 else 2.2)
             seconds += forming * max(0.0, (parts - 1) / 2)
-            passing *= 1 if parts == 1 else 2  # a Gram matrix of many parts has two of them in memory
         elif self.storage == "products":
             sweep += 4.0 * forming * self.samples
             seconds += forming * 2.0 * block
         seconds += sweep * sweeps
         return Plan(
-            projector, self.storage, why, rows.n_rows, rows.n_columns, self.samples, int(need + passing),
-            work + products, self.limit, max(self.row_bytes * rows.granule, (self.limit - need) // 2), seconds,
+            projector, self.storage, why, rows.n_rows, rows.n_columns, self.samples, peak, work + products / 2 + beside,
+            self.limit, working, seconds,
         )  # fmt: skip
+
+    def _bytes(self, matrices: int, spare: int, block: int) -> tuple[int, int]:
+        """Return the peak, and the working bytes that lead to it: what the limit leaves, as far as that is of use.
+
+        Three phases follow each other: rows are formed; matrices are summed, then factored; vectors are projected.
+        """
+        rows, storage = self.rows, self.storage
+        lasting = self.held + matrices + (block * self.row_bytes if storage == "host" else 0)
+        most = lasting + max(self.vectors, spare)
+        least = rows.least_working_bytes(storage, self.samples)
+        room = self.limit - most
+        if room < least:
+            return most + least, least
+        working = room if storage == "form" else min(room, rows.working_bytes)
+        gram, products = rows.passing_bytes(storage, working, block, self.samples)
+        forming = self.held + rows.forming_bytes(storage, working)
+        return max(forming, lasting + spare, lasting + gram, lasting + self.vectors + products), working

@@ -158,7 +158,7 @@ def targets(projector: Projector, rows: Rows, noise: Tensor, before: Tensor, typ
     that rounding is the target. ``typical`` is the Frobenius norm of the rows, for a method that meets the tolerance in
     the mean over noise: it then stands in where ``|A noise|`` is smaller.
     """
-    lengths = noise.double().norm(dim=1)
+    lengths = torch.stack([vector.double().norm() for vector in noise])
     expected = typical * lengths / rows.n_columns**0.5  # of isotropic noise as long as this one
     target = torch.clamp(projector.rtol * torch.maximum(before, expected), min=projector.atol)
     rounding = 4.0 * torch.finfo(rows.dtype).eps * rows.frobenius() * lengths
@@ -229,9 +229,13 @@ def traces(noise: Tensor, directions: Tensor) -> Tensor:  # (S, P), (S, P) -> (S
     For isotropic noise :math:`\varepsilon^\top T \varepsilon / \|\varepsilon\|^2` has mean
     :math:`\operatorname{tr} T / P`: unlike Hutchinson's estimate it never exceeds :math:`P`, and it varies less.
     """
-    noise, directions = noise.double(), directions.double()
-    lengths = noise.square().sum(1).clamp_min(torch.finfo(torch.float64).tiny)
-    return noise.shape[1] * (noise * directions).sum(1) / lengths
+
+    def one(noise: Tensor, direction: Tensor) -> Tensor:  # one sample at a time is widened
+        noise, direction = noise.double(), direction.double()
+        length = noise.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
+        return len(noise) * (noise * direction).sum() / length
+
+    return torch.stack([one(*pair) for pair in zip(noise, directions, strict=True)])
 
 
 def mean_and_error(estimates: Tensor, size: int) -> tuple[float, float]:  # (S,)

@@ -86,8 +86,9 @@ class Krylov(Projector):
             # plain step of a single block, which is never longer than what it is taken from
             useful = (curvature > 0) & (energy > floor * v.square().sum(1))
             length = torch.where(useful, (search * gradient).sum(1) / curvature.clamp_min(tiny), 0.0)[:, None]
-            v = v - length * search
-            gradient = gradient - length * image
+            v = torch.addcmul(v, length, search, value=-1.0)
+            gradient = torch.addcmul(gradient, length, image, value=-1.0)
+            del image
             renew = (gradient.square().sum(1) < _RENEW_BELOW**2 * mark) | (k % _RENEW_EVERY == 0)
             if plain:
                 v, renew = torch.where(useful[:, None], v, v - gradient), renew | ~useful
@@ -95,7 +96,7 @@ class Krylov(Projector):
                 gradient = torch.where(renew[:, None], gap(v), gradient)
                 mark = torch.where(renew, gradient.square().sum(1), mark)
             turn = torch.where(useful, gradient.square().sum(1) / energy.clamp_min(tiny), 0.0)[:, None]
-            return v, gradient + turn * search, gradient, mark
+            return v, torch.addcmul(gradient, turn, search), gradient, mark
 
         tiny = torch.finfo(rows.dtype).tiny
         floor = max(torch.finfo(rows.dtype).eps, *(4.0 * step.leak for step in state.steps)) ** 2
