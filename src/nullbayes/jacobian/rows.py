@@ -248,9 +248,12 @@ class JacobianRows(Rows):
             )
             raise ModelError(msg)
 
+    def product_examples(self, n_vectors: int) -> int:
+        """Return how many examples to take through products with so many vectors in one go."""
+        return product_examples(self.device, n_vectors, self.working_bytes // self._pushed_bytes)
+
     def _chunks(self, n_vectors: int, first: int, last: int) -> Iterable[tuple[int, int]]:
-        most = self.working_bytes // self._pushed_bytes
-        return self.examples.ranges(product_examples(self.device, n_vectors, most), first, last)
+        return self.examples.ranges(self.product_examples(n_vectors), first, last)
 
     def _push(self, vectors: Tensor, first: int, last: int) -> Tensor:  # (S, P) -> (S, m)
         parts = [
