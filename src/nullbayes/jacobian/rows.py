@@ -169,8 +169,8 @@ class JacobianRows(Rows):
     def least_working_bytes(self, storage: Storage, n_vectors: int) -> int:
         """Return the least working bytes: for one example at a time."""
         if storage == "products":
-            return max(2**20, n_vectors * self._pushed_bytes + _COPIES * self.n_columns * self.dtype.itemsize)
-        return max(2**20, (4 if storage == "form" else 2) * max(self._layers.example_bytes, self._bytes_an_example))
+            return max(2**16, n_vectors * self._pushed_bytes + _COPIES * self.n_columns * self.dtype.itemsize)
+        return max(2**16, (4 if storage == "form" else 2) * max(self._layers.example_bytes, self._bytes_an_example))
 
     def forming_bytes(self, storage: Storage, working_bytes: int) -> int:
         """Return how much of the working bytes is needed to form rows that are then held."""
