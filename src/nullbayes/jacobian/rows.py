@@ -169,8 +169,8 @@ class JacobianRows(Rows):
     def least_working_bytes(self, storage: Storage, n_vectors: int) -> int:
         """Return the least working bytes: for one example at a time."""
         if storage == "products":
-            return max(2**20, n_vectors * self._pushed_bytes + _COPIES * self.n_columns * self.dtype.itemsize)
-        return max(2**20, (4 if storage == "form" else 2) * max(self._layers.example_bytes, self._bytes_an_example))
+            return max(2**16, n_vectors * self._pushed_bytes + _COPIES * self.n_columns * self.dtype.itemsize)
+        return max(2**16, (4 if storage == "form" else 2) * max(self._layers.example_bytes, self._bytes_an_example))
 
     def forming_bytes(self, storage: Storage, working_bytes: int) -> int:
         """Return how much of the working bytes is needed to form rows that are then held."""
@@ -248,9 +248,12 @@ class JacobianRows(Rows):
             )
             raise ModelError(msg)
 
+    def product_examples(self, n_vectors: int) -> int:
+        """Return how many examples to take through products with so many vectors in one go."""
+        return product_examples(self.device, n_vectors, self.working_bytes // self._pushed_bytes)
+
     def _chunks(self, n_vectors: int, first: int, last: int) -> Iterable[tuple[int, int]]:
-        most = self.working_bytes // self._pushed_bytes
-        return self.examples.ranges(product_examples(self.device, n_vectors, most), first, last)
+        return self.examples.ranges(self.product_examples(n_vectors), first, last)
 
     def _push(self, vectors: Tensor, first: int, last: int) -> Tensor:  # (S, P) -> (S, m)
         parts = [

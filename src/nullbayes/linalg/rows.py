@@ -146,7 +146,7 @@ class Rows(ABC):
 
     def least_working_bytes(self, storage: Storage, n_vectors: int) -> int:
         """Return the least :attr:`working_bytes` that rows stored that way can work with."""
-        return 2**20
+        return 2**16
 
     def forming_bytes(self, storage: Storage, working_bytes: int) -> int:
         """Return how much of the working bytes is needed to form rows that are then held."""

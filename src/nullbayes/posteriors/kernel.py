@@ -79,7 +79,9 @@ class KernelPosterior(SamplePosterior):
         generator : torch.Generator, optional
             The same seed gives the same samples, on any device.
         memory_limit : int or str, optional
-            Bytes, or a string such as "8GB"; default 60 % of what is free, 85 % on a GPU.
+            Bytes, or a string such as "8GB", to be used beside the model and the data; default 60 % of what is free,
+            85 % on a GPU. ``nb.plan`` tells beforehand what will be. On a CPU the process itself takes a few MiB more,
+            and the system's allocator may keep some tens of MiB that were freed.
         progress : bool
             Show a bar, on a terminal.
         """
@@ -157,19 +159,14 @@ class KernelPosterior(SamplePosterior):
             msg = f'projector must be "auto" or a projector such as nb.projectors.Krylov(), not {projector!r}.'
             raise SettingsError(msg)
         available, host = memory_limit_bytes(limit, network.device), host_memory_bytes(network.device)
-        storage: Storage = "form"
-        try:
-            plan = choose(rows, n_samples=n_samples, memory_limit=available, rtol=tolerance, host_limit=host)
-            storage, rows.working_bytes = plan.storage, plan.working_bytes
-        except SettingsError:
-            if not isinstance(projector, Projector):
-                raise  # the advice is to ask for another projector
-            rows.working_bytes = min(rows.working_bytes, available // 8)
+        storage: Storage
         if isinstance(projector, Projector):
             method, reason = projector, "as asked for"
             storage = "device" if rows.kept_bytes() <= available // 2 else "form"
+            rows.working_bytes = min(rows.working_bytes, available // 8)
         else:
-            method, reason = plan.projector, plan.reason
+            plan = choose(rows, n_samples=n_samples, memory_limit=available, rtol=tolerance, host_limit=host)
+            method, reason, storage, rows.working_bytes = plan.projector, plan.reason, plan.storage, plan.working_bytes
         self._projector = method
         with meter.phase("rows"):
             self._rows = rows.stored(storage)
@@ -238,9 +235,11 @@ class KernelPosterior(SamplePosterior):
             return float((self._rows.norms(directions).square().mean() / self._rows.n_rows).sqrt())
         examples = self._jacobian.examples
         step = max(1, len(examples) // _MEASURED_EXAMPLES) * 32
+        at_once = min(32, self._jacobian.product_examples(len(directions)))
         changes = [
-            linearized(self._network, examples.read(a, min(a + 32, len(examples)))[0], directions)[1]
-            for a in range(0, len(examples), step)
+            linearized(self._network, examples.read(a, b)[0], directions)[1]
+            for start in range(0, len(examples), step)
+            for a, b in examples.ranges(at_once, start, min(start + 32, len(examples)))
         ]
         return float(torch.cat(changes, dim=1).double().square().mean().sqrt())
 
