@@ -567,16 +567,6 @@ def test_rows_that_are_formed_again_give_the_same_directions(
     torch.testing.assert_close(again.directions, held.directions)
 
 
-@each_kind
-def test_rows_are_held_where_they_fit_and_formed_again_where_not(kind: type) -> None:
-    model, data, loss = MLP.build(), [CLASSIFICATION.data()], kind is nb.LossProjectedPosterior
-    plenty = nb.plan(model, data, 4, loss=loss)
-    assert plenty.storage == "device"
-    limit = plenty.peak_bytes - 8 * 51  # a row short
-    assert nb.plan(model, data, 4, limit, loss=loss).storage in ("form", "products")
-    assert fit(kind, n_samples=4, projector="auto", memory_limit=limit).report.converged
-
-
 @pytest.mark.parametrize("limit", [None, 2**30, "1GB", "1.5 GiB", "900m", 1e9])
 def test_memory_limits_are_sizes(limit: Any) -> None:
     assert fit(nb.ProjectedPosterior, memory_limit=limit).n_samples == 5
