@@ -34,7 +34,7 @@ FITS = {
     "one block": ("mlp", 200, "output", 8, 1000, "device"),
     "smaller blocks": ("mlp", 200, "output", 8, 18, "device"),
     "many samples": ("mlp", 150, "output", 30, 40, "device"),
-    "half precision": ("cnn", 120, "output", 4, 25, "half"),
+    "half precision": ("cnn", 120, "output", 4, 18, "half"),
     "formed in passing": ("cnn", 120, "output", 4, 12, "form"),
     "normal matrix": ("small", 600, "output", 30, 30, "device"),
     "few parameters": ("tiny", 300, "output", 10, 25, "device"),
