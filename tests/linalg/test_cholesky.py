@@ -16,7 +16,7 @@ def positive(n: int, dtype: torch.dtype = torch.float64, condition: float = 9.0)
 
 
 def panels(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(cholesky, "_PANEL", size)
+    monkeypatch.setattr(cholesky, "_PANEL", {"cpu": size, "cuda": size})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["32", "64"])

@@ -13,8 +13,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-_PANEL = 1024  # columns of a factor computed at a time, at most
-_LEAST_PANEL = 256
+_PANEL = {"cpu": 256, "cuda": 1024}  # columns of a factor computed at a time, at most
 
 
 def cholesky_(matrix: Tensor) -> bool:
@@ -58,16 +57,17 @@ def cholesky_solve(factor: Tensor, vectors: Tensor) -> Tensor:  # (m, m), (S, m)
     return solved.T
 
 
-def panel_bytes(size: int, dtype: torch.dtype) -> int:
+def panel_bytes(size: int, dtype: torch.dtype, device: torch.device) -> int:
     """Return what :func:`cholesky_` takes beside the matrix."""
-    panel = _panel(size)
+    panel = _panel(size, device)
     return (size * panel + 3 * panel**2) * dtype.itemsize
 
 
-def _panel(size: int) -> int:
+def _panel(size: int, device: torch.device) -> int:
     """Return how many columns to take at a time: few beside the matrix, enough for full speed."""
-    return min(_PANEL, max(_LEAST_PANEL, size // 8))
+    most = _PANEL.get(device.type, 256)
+    return min(size, most, max(256, size // 8))
 
 
 def _edges(matrix: Tensor) -> list[int]:
-    return [*range(0, len(matrix), _panel(len(matrix))), len(matrix)]
+    return [*range(0, len(matrix), _panel(len(matrix), matrix.device)), len(matrix)]

@@ -36,9 +36,9 @@ def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) ->
     return result
 
 
-def normal_bytes(n_columns: int) -> int:
+def normal_bytes(n_columns: int, device: torch.device) -> int:
     """Return what summing and factoring a normal matrix takes beside it: its largest tile, or a panel."""
-    return max(2 * n_columns**2, panel_bytes(n_columns, torch.float64))
+    return max(2 * n_columns**2, panel_bytes(n_columns, torch.float64, device))
 
 
 def _add_tile(left: Factors, right: Factors, weights: Tensor | None, result: Tensor, working_bytes: int) -> None:

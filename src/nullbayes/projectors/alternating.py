@@ -89,7 +89,8 @@ class Alternating(Projector):
         that the rows hardly see. By default half of ``rtol``, and never less than rounding asks for.
     coarse : int
         Dimension of a coarse space that is taken out first: the leading directions of the rows, scaled to unit length,
-        found by a randomized range finder. Pays when the blocks are many.
+        found by a randomized range finder. Pays with ``Krylov``, when the blocks are many and a tenth of the rows' rank
+        fits in it.
     """
 
     block_rows: int | None = None

@@ -212,8 +212,8 @@ class _Counter:
         solve = max(4.0 * p * p * self.samples / self.rates.double, 16.0 * p * p / self.rates.bandwidth)
         projector = Krylov(Alternating(block_rows=r), rtol=self.rtol)
         return self._plan(
-            projector, why, 8 * p * p, work, spare=normal_bytes(p), sweeps=3.0, extra=3.0 * solve, double=True,
-            beside=2.0 * p * p * self.samples,
+            projector, why, 8 * p * p, work, spare=normal_bytes(p, self.rows.device), sweeps=3.0, extra=3.0 * solve,
+            double=True, beside=2.0 * p * p * self.samples,
         )  # fmt: skip
 
     def _blocks(self, n: int) -> Plan:
@@ -238,8 +238,8 @@ class _Counter:
             max_sweeps=max(500, int(4 * steps)),
         )
         return self._plan(
-            projector, why, factors, gram + cholesky, spare=panel_bytes(block, precision), sweeps=steps, block=block,
-            beside=2.0 * r * block * self.samples + r * tile * rows.gram_cost() / 2,
+            projector, why, factors, gram + cholesky, spare=panel_bytes(block, precision, rows.device), sweeps=steps,
+            block=block, beside=2.0 * r * block * self.samples + r * tile * rows.gram_cost() / 2,
             extra=steps * solves + gram / rate + cholesky / solid - (gram + cholesky) / self.rates.single,
         )  # fmt: skip
 
