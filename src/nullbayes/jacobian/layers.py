@@ -106,7 +106,7 @@ class LayerRows:
         if self.layers and not (self._worthwhile(formed) and self._agrees(few, y)):
             self.layers, formed = (), {}
             self.rest = self._uncovered()
-        self.example_bytes = self._count_bytes(seen, formed)
+        self.example_bytes = self._count_bytes(seen, formed, self._count_saved(few, y) if self.rest else 0)
 
     @property
     def route(self) -> str:
@@ -223,7 +223,7 @@ class LayerRows:
         error = ((formed - wanted).norm(dim=1) / torch.where(scale > 0, scale, 1.0)).max()
         return bool(error <= torch.finfo(wanted.dtype).eps ** 0.6)
 
-    def _count_bytes(self, seen: Captured, formed: Mapping[Layer, list[Piece]]) -> int:
+    def _count_bytes(self, seen: Captured, formed: Mapping[Layer, list[Piece]], saved: int) -> int:
         """Estimate what forming the rows of an example takes in memory.
 
         First the graph of the forward pass and all gradients, twice while they are stacked; then what is left of them,
@@ -240,8 +240,25 @@ class LayerRows:
             entries += sum(tensor.numel() for piece in made for tensor in piece.tensors())
             numbers = max(numbers, left + patches + entries)
             left -= inputs + gradients
-        numbers = numbers / len(seen.values) + sum(2 * (stop - start) * self.width for start, stop in self.rest)
+        numbers /= len(seen.values)
+        if self.rest:  # the plain way: what it saves on the way forward, and its rows, thrice while they are joined
+            columns = sum(stop - start for start, stop in self.rest)
+            numbers = max(numbers, saved / len(seen.values) + 3 * columns * self.width)
         return max(1, math.ceil(numbers * self.network.dtype.itemsize))
+
+    def _count_saved(self, x: Any, y: Tensor) -> int:
+        """Count the numbers that differentiation holds between its passes, beside the parameters."""
+        held: dict[int, int] = {}
+
+        def count(tensor: Tensor) -> Tensor:
+            held[tensor.untyped_storage().data_ptr()] = tensor.numel()
+            return tensor
+
+        with _recording(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), self.network.lock:
+            theta = self.network.theta.clone().requires_grad_()
+            self.function(theta, *map_leaves(_ordinary, (x, y)))
+        held.pop(theta.untyped_storage().data_ptr(), None)
+        return sum(held.values())
 
     @full_precision()
     def _capture(self, layers: tuple[Layer, ...], x: Any, y: Tensor) -> Captured:

@@ -49,7 +49,8 @@ class JacobianRows(Rows):
     Notes
     -----
     Of :attr:`working_bytes`, rows formed in passing may take half, a block in one go or two parts of it at a time,
-    and what is in memory only while they are formed a quarter; rows that are then held leave all of it to the latter.
+    and what is in memory only while they are formed a quarter, or more where few rows leave it; rows that are then held
+    leave all of it to the latter.
     """
 
     def __init__(
@@ -104,7 +105,8 @@ class JacobianRows(Rows):
         )
 
     def _held(self, first: int, last: int) -> HeldBlock:
-        pieces, n = self._form(first, last, self.working_bytes // 4), (last - first) * self.granule
+        room = self._forming_room(self.working_bytes, (last - first) * self._bytes_an_example)
+        pieces, n = self._form(first, last, room), (last - first) * self.granule
         like = self.network.theta.new_empty(0)
         return HeldBlock(pieces, n, self.n_columns, self.granule, like, self.working_bytes // 4)
 
@@ -200,7 +202,12 @@ class JacobianRows(Rows):
         """Return what the rows of so many examples take where they are formed in passing."""
         rows, share = min(working_bytes // 2, n_examples * self._bytes_an_example), self._layers.example_bytes
         at_once = max(1, rows // self._bytes_an_example)
-        return rows + max(share, min(working_bytes // 4, at_once * share))
+        return rows + max(share, min(self._forming_room(working_bytes, rows), at_once * share))
+
+    @staticmethod
+    def _forming_room(working_bytes: int, row_bytes: int) -> int:
+        """Return what may be in memory while so many bytes of rows are formed: a quarter, or what few rows leave."""
+        return max(working_bytes // 4, working_bytes - working_bytes // 4 - 2 * row_bytes)
 
     @property
     def _pushed_bytes(self) -> int:
