@@ -219,6 +219,7 @@ class Slow(nn.Module):
         return self.second(h)
 
 
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # torch, of the first product in a thread
 def test_threads_evaluate_a_network_each_at_its_own_parameters() -> None:
     network, (x, _) = Network(Slow().double()), CLASSIFICATION.data()
     flats = [network.theta * scale for scale in range(8)]

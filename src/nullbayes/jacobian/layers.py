@@ -29,7 +29,7 @@ from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction
 
 _CHECKED_EXAMPLES = 3
-_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**34}  # of what is in memory only while rows are formed for predictions
+_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**32}  # of what is in memory only while rows are formed for predictions
 
 
 @dataclass(frozen=True, eq=False)

@@ -223,7 +223,9 @@ class JacobianRows(Rows):
     ) -> tuple[Piece, ...]:
         """Form the rows of a range of examples, as many at a time as there is room, into tensors of the final size."""
         whole: list[Piece] = []
-        for start, stop in self.examples.ranges(max(1, room // self._layers.example_bytes), first, last):
+        most = max(1, room // self._layers.example_bytes)
+        even = -(-(last - first) // -(-(last - first) // most))  # a small rest would cost as much as a whole chunk
+        for start, stop in self.examples.ranges(even, first, last):
             part = self._layers.pieces(*self.examples.read(start, stop))
             if half:
                 part = [piece.halved() for piece in part]

@@ -16,6 +16,7 @@ from nullbayes.linalg.pieces import Factors
 from nullbayes.linalg.rows import Rows
 
 _MIRRORED = 256  # columns mirrored at a time
+_CHUNK_BYTES = 2**31  # of products of examples held at a time, however much there is
 
 
 def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) -> (P, P)
@@ -27,7 +28,7 @@ def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) ->
         weights = None if scale is None else scale[where].view(-1, outputs)
         for i, left in enumerate(factors):
             for right in factors[: i + 1]:
-                _add_tile(left, right, weights, result, rows.working_bytes)
+                _add_tile(left, right, weights, result, min(rows.working_bytes, _CHUNK_BYTES))
     for start in range(0, rows.n_columns, _MIRRORED):  # only the lower triangle was summed
         stop = min(rows.n_columns, start + _MIRRORED)
         corner = result[start:stop, start:stop].tril()
@@ -37,8 +38,9 @@ def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) ->
 
 
 def normal_bytes(n_columns: int, device: torch.device) -> int:
-    """Return what summing and factoring a normal matrix takes beside it: its largest tile, or a panel."""
-    return max(2 * n_columns**2, panel_bytes(n_columns, torch.float64, device))
+    """Return what summing and factoring a normal matrix takes beside it: its largest tile with a chunk, or a panel."""
+    chunk = _CHUNK_BYTES if device.type == "cuda" else 0  # elsewhere the working bytes are smaller, and counted
+    return max(2 * n_columns**2 + chunk, panel_bytes(n_columns, torch.float64, device))
 
 
 def _add_tile(left: Factors, right: Factors, weights: Tensor | None, result: Tensor, working_bytes: int) -> None:

@@ -20,7 +20,7 @@ from nullbayes.precision import full_precision
 from nullbayes.types import Storage
 
 _WALK_ROWS = {"cpu": 4096, "cuda": 65536}  # taken at a time: enough for full speed, few beside what is held
-_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**34}  # where nobody says how much there is
+_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**32}  # where nobody says how much there is
 
 
 class Block(ABC):
