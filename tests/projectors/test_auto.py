@@ -104,7 +104,7 @@ def test_less_memory_means_smaller_blocks_then_rows_formed_anew_then_a_refusal(s
     limits = (128, 16, 8, 4, 2, 1, 0.5, 0.25, 0.125)
     plans = [choose(rows, n_samples=10, memory_limit=int(limit * GIB)) for limit in limits]
     blocks = [block_rows(plan) for plan in plans]
-    assert blocks[-1] < blocks[0] / 4
+    assert blocks[-1] <= blocks[0] / 4
     assert all(plan.seconds >= before.seconds for before, plan in itertools.pairwise(plans))  # less room, never sooner
     assert plans[0].storage in ("device", "half")
     assert plans[-1].storage == "form"
