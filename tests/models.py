@@ -6,6 +6,7 @@ Nothing here uses the library, except for the names of its likelihoods.
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -194,6 +195,19 @@ def pairs(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 def named(n: int, generator: torch.Generator) -> dict[str, Tensor]:
     tokens = randint(6, (n, 4), generator=generator)
     return {"tokens": tokens, "left": randn(n, 2, generator=generator, dtype=torch.float64)}
+
+
+class Slow(nn.Module):
+    """Gives other threads a turn between its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        time.sleep(0.003)
+        return self.second(h)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 import drawing
 import nullbayes as nb
-from models import BATCHNORM, CLASSIFICATION, MLP, jacobian
+from models import BATCHNORM, CLASSIFICATION, MLP, Slow, jacobian
 from nullbayes.errors import ModelError
 from nullbayes.jacobian import layer_rules, layers
 from nullbayes.jacobian.layer_rules import RULES
@@ -204,19 +203,6 @@ def test_threads_share_a_network() -> None:
     with ThreadPoolExecutor(4) as threads:
         for entries in threads.map(lambda _: rows.dense(), range(24)):
             torch.testing.assert_close(entries, wanted)
-
-
-class Slow(nn.Module):
-    """Gives other threads a turn between its layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x).tanh()
-        time.sleep(0.003)
-        return self.second(h)
 
 
 @pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # torch, of the first product in a thread

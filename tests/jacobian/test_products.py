@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from drawing import randn
-from models import CLASSIFICATION, MODELS, Model, call, jacobian
+from models import CLASSIFICATION, MODELS, Model, Slow, call, jacobian
 from nullbayes.jacobian import layers, products
 from nullbayes.jacobian.data import map_leaves
 from nullbayes.jacobian.network import Network
@@ -146,19 +145,6 @@ def test_inputs_of_another_kind_than_the_first() -> None:
         x = randn(*shape, generator=generator, dtype=torch.float64)
         wanted = torch.einsum("nop,sp->sno", jacobian(model, x), vectors)
         torch.testing.assert_close(products.linearized(network, x, vectors)[1], wanted)
-
-
-class Slow(nn.Module):
-    """Gives other threads a turn between its layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x).tanh()
-        time.sleep(0.003)
-        return self.second(h)
 
 
 @pytest.mark.parametrize("n_vectors", [FEW, MANY])

@@ -206,6 +206,11 @@ class Rows(ABC):
             raise NullBayesError(msg)
         return lengths
 
+    def unit_scale(self) -> Tensor:  # (R,)
+        """Return what scales each row to unit length, in float64; 0 for rows that are zero in their own precision."""
+        lengths, tiny = self.lengths(), torch.finfo(self.dtype).tiny
+        return torch.where(lengths > tiny, 1.0 / lengths.clamp_min(tiny), 0.0)
+
     def frobenius(self) -> float:
         """Return the Frobenius norm of the matrix, estimated once from a few Gaussian vectors."""
         if self._frobenius is None:

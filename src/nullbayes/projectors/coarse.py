@@ -35,8 +35,7 @@ def coarse_space(rows: Rows, dimension: int) -> Coarse:
     generator = torch.Generator(device="cpu").manual_seed(0x636F61)
     start = torch.randn(min(size + _SPARE, rows.n_columns), rows.n_columns, generator=generator, device="cpu")
     basis = start.to(rows.device, rows.dtype)
-    lengths, tiny = rows.lengths(), torch.finfo(rows.dtype).tiny
-    scale = torch.where(lengths > tiny, 1.0 / lengths.clamp_min(tiny), 0.0).to(rows.dtype)
+    scale = rows.unit_scale().to(rows.dtype)
     for _ in range(1 + _PASSES):
         image = torch.zeros_like(basis)
         for where, block in rows.blocks(rows.walk_rows):

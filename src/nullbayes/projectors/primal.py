@@ -62,9 +62,8 @@ class ExactPrimal(Projector):
 
     def prepare(self, rows: Rows) -> PrimalState:
         """Form the matrix and find its eigenvectors."""
-        p, lengths = rows.n_columns, rows.lengths()
-        scale = torch.where(lengths > 0, 1.0 / lengths.clamp_min(torch.finfo(lengths.dtype).tiny), 0.0)
-        scaled = normal_matrix(rows, scale)  # the kernel does not depend on the lengths, the cut does
+        p = rows.n_columns
+        scaled = normal_matrix(rows, rows.unit_scale())  # the kernel does not depend on the lengths, the cut does
         eigenvalues, vectors = torch.linalg.eigh(scaled)
         eigenvalues = eigenvalues.clamp_min(0.0)
         cut = relative_cutoff(p, rows.dtype) if self.cutoff is None else self.cutoff

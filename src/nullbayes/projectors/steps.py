@@ -84,8 +84,7 @@ def dual_step(rows: Rows, start: int, stop: int, *, precision: torch.dtype | Non
 
 def primal_step(rows: Rows, *, shift: float) -> PrimalStep:
     """Sum and factor the normal matrix of all rows, each scaled to unit length."""
-    lengths = rows.lengths()
-    scale = torch.where(lengths > 0, 1.0 / lengths.clamp_min(torch.finfo(lengths.dtype).tiny), 0.0)
+    scale = rows.unit_scale()
     return PrimalStep(factor_normal(lambda: normal_matrix(rows, scale), rows.dtype, shift))
 
 
