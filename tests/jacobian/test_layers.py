@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import drawing
 import nullbayes as nb
-from models import BATCHNORM, CLASSIFICATION, MLP, Slow, jacobian
+from models import BATCHNORM, CLASSIFICATION, MLP, MODELS, Model, Slow, jacobian
 from nullbayes.errors import ModelError
 from nullbayes.jacobian import layer_rules, layers
 from nullbayes.jacobian.layer_rules import RULES
@@ -243,3 +243,22 @@ def test_all_outputs_in_one_backward_pass() -> None:
     at_once = layers._gradients_at_once(values, [*tensors, unused])
     assert not at_once[-1].any()
     torch.testing.assert_close(at_once, [torch.stack(parts) for parts in zip(*one_by_one, strict=True)])
+
+
+@pytest.mark.parametrize("case", [case for case in MODELS if case.route == "plain"], ids=lambda case: case.name)
+def test_the_plain_way_counts_its_rows_thrice_and_what_it_saves(case: Model) -> None:
+    model, (x, y) = case.build(), CLASSIFICATION.data(case)
+    rows = nb.OutputJacobian(model, [(x, y)])
+    entries = 3 * rows.n_columns * 8  # three outputs, in float64
+    assert rows._layers.example_bytes > 3 * entries
+    assert nb.LossJacobian(model, [(x, y)])._layers.example_bytes < rows._layers.example_bytes
+
+
+def test_rows_are_formed_in_chunks_of_even_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
+    rows, sizes = nb.OutputJacobian(model, [(x, y)]), []
+    form = layers.LayerRows.pieces
+    monkeypatch.setattr(layers.LayerRows, "pieces", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
+    rows.working_bytes = 6 * rows._layers.example_bytes  # six would fit, and leave one
+    rows.keep()
+    assert sizes == [4, 3]
