@@ -9,6 +9,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,8 +40,17 @@ def write_idx(path: Path, values: Tensor) -> None:
     path.write_bytes(gzip.compress(bytes([0, 0, 8, values.ndim]) + sizes + values.numpy().tobytes()))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _ordinary_default() -> Iterator[None]:
+    """The benchmarks are told their device; where tensors lie by default is another matter."""
+    before = torch.get_default_device()
+    torch.set_default_device("cpu")
+    yield
+    torch.set_default_device(before)
+
+
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(_ordinary_default: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with small files in the formats of the real ones."""
     folder = tmp_path_factory.mktemp("data")
     generator = torch.Generator().manual_seed(0)
@@ -75,8 +85,10 @@ def test_case_is_complete(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", runner.case_names())
-def test_case_runs_small(name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runner.execute([name], data=data, json_file=tmp_path / "result.json")
+def test_case_runs_small(
+    name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], pytestconfig: pytest.Config
+) -> None:
+    runner.execute([name], device=pytestconfig.getoption("--device"), data=data, json_file=tmp_path / "result.json")
     results = json.loads((tmp_path / "result.json").read_text())
     (record,) = results["cases"]
     assert results["format"] == runner.FORMAT

@@ -262,3 +262,17 @@ def test_rows_are_formed_in_chunks_of_even_size(monkeypatch: pytest.MonkeyPatch)
     rows.working_bytes = 6 * rows._layers.example_bytes  # six would fit, and leave one
     rows.keep()
     assert sizes == [4, 3]
+
+
+@pytest.mark.parametrize(("storage", "share", "n_chunks"), [("device", 1, 2), ("half", 2, 3), ("form", 4, 7)])
+def test_chunks_are_counted_as_they_are_formed(
+    storage: str, share: int, n_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
+    rows, sizes = nb.OutputJacobian(model, [(x, y)]), []
+    working = rows.working_bytes = 6 * rows._layers.example_bytes
+    assert rows.forming_chunks(storage, working) == n_chunks
+    form = layers.LayerRows.pieces
+    monkeypatch.setattr(layers.LayerRows, "pieces", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
+    rows._form(0, 7, working // share)
+    assert len(sizes) == n_chunks

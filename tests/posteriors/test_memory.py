@@ -134,6 +134,7 @@ def test_fit_keeps_to_its_limit_on_a_gpu(name: str, n: int, kind: str, limit: in
 
 
 @needs_proc
+@pytest.mark.cpu
 def test_refusal_names_the_least_limit_and_that_limit_works() -> None:
     model, data = problem("lenet", 30)
     with pytest.raises(SettingsError, match="the least that would do is") as refused:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.rows import Block, Rows
 from nullbayes.projectors import ExactDual, ExactPrimal, Krylov, Plan, choose
+from nullbayes.types import Storage
 
 MIB, GIB = 2**20, 2**30
 
@@ -221,3 +222,20 @@ def test_plan_prints_what_it_would_do() -> None:
     assert "formed again" in text
     assert "of 1.00" in text
     assert "held in memory" in str(choose(Shape(50, 200), n_samples=10, memory_limit=GIB))
+
+
+class Chunked(Shape):
+    """Rows that are formed in chunks: few working bytes make many."""
+
+    def forming_chunks(self, storage: Storage, working_bytes: int) -> int:
+        return 2**40 // working_bytes
+
+
+def test_a_larger_block_does_not_pay_where_it_leaves_no_room_to_form_rows(graphics_card: None) -> None:
+    options = {"n_samples": 30, "memory_limit": int(117.9 * GIB), "rtol": 1e-2}
+    free, chunked = (
+        choose(kind(150_000, 269_722, 10, packed=1, device="cuda"), **options) for kind in (Shape, Chunked)
+    )
+    assert free.storage == chunked.storage == "half"
+    assert block_rows(chunked) < block_rows(free)
+    assert chunked.working_bytes > free.working_bytes

@@ -183,6 +183,7 @@ def test_projection_is_the_oracles(name: str, case: str) -> None:
         assert solved.result.info.rank == solved.case.rank
 
 
+@pytest.mark.cpu  # at the edge of rounding, where another device may get through
 @pairs(stalls)
 def test_cases_that_stall_are_the_ones_listed(name: str, case: str) -> None:
     converged = solve(name, case).result.info.converged
@@ -489,7 +490,7 @@ def test_estimate_of_the_trace_is_unbiased_and_never_above_the_size(size: int, r
 
 
 def test_estimate_holds_for_maps_that_are_no_projections() -> None:
-    values = torch.rand(40, generator=torch.Generator().manual_seed(0)).double()
+    values = gaussian(1, 40)[0].sigmoid()
     noise = gaussian(20_000, 40, seed=1)
     estimates = traces(noise.float(), noise.float() * values.float())
     assert float(estimates.mean()) == pytest.approx(float(values.sum()), rel=0.01)

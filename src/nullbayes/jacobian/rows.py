@@ -181,6 +181,11 @@ class JacobianRows(Rows):
         an_example = self._layers.example_bytes * (2 if storage == "half" else 1)
         return max(an_example, min(working_bytes // an_example, len(self.examples)) * an_example)
 
+    def forming_chunks(self, storage: Storage, working_bytes: int) -> int:
+        """Return in how many chunks the rows are formed, once."""
+        share = {"half": 2, "form": 4}.get(storage, 1)
+        return -(-len(self.examples) // max(1, working_bytes // share // self._layers.example_bytes))
+
     def passing_bytes(self, storage: Storage, working_bytes: int, block_rows: int, n_vectors: int) -> tuple[int, int]:
         """Return how much of the working bytes the Gram matrix of a block takes, and products with it."""
         if storage == "products":

@@ -152,6 +152,10 @@ class Rows(ABC):
         """Return how much of the working bytes is needed to form rows that are then held."""
         return 0
 
+    def forming_chunks(self, storage: Storage, working_bytes: int) -> int:
+        """Return in how many chunks the rows are formed, once; few bytes make many, and each takes its time."""
+        return 0
+
     def passing_bytes(self, storage: Storage, working_bytes: int, block_rows: int, n_vectors: int) -> tuple[int, int]:
         """Return how much of the working bytes the Gram matrix of a block takes, and products with it."""
         tile = min(block_rows, tile_rows(self.device, working_bytes))

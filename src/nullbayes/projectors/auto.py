@@ -36,11 +36,12 @@ class Rates:
     bandwidth: float  # bytes
     transfer: float  # bytes from the host
     formed: float  # entries of Jacobian rows
+    chunk: float  # seconds that a chunk of rows takes to form, however small
 
 
-_CPU = Rates(1.5e11, 0.75e11, 1.5e11, 2e10, 2e10, 1e9)
-_CUDA = Rates(4.5e13, 4e13, 3e14, 3e12, 2e10, 2e10)
-_CUDA_SINGLE = Rates(2e13, 4e11, 6e13, 8e11, 1e10, 1e10)  # cards whose float64 is slow
+_CPU = Rates(1.5e11, 0.75e11, 1.5e11, 2e10, 2e10, 1e9, 3e-3)
+_CUDA = Rates(4.5e13, 4e13, 3e14, 3e12, 2e10, 2e10, 4e-2)
+_CUDA_SINGLE = Rates(2e13, 4e11, 6e13, 8e11, 1e10, 1e10, 4e-2)  # cards whose float64 is slow
 
 
 @dataclass(frozen=True)
@@ -277,7 +278,7 @@ class _Counter:
         products = 4.0 * rows.n_rows * self.samples * rows.product_cost()
         peak, working = self._bytes(matrices, spare, block)
         sweep = max(1.2 * products / rates.single, 2.0 * self.held / rates.bandwidth)
-        forming = self.entries / rates.formed
+        forming = self.entries / rates.formed + rows.forming_chunks(self.storage, working) * rates.chunk
         seconds = work / (rates.double if double else rates.single) + extra + forming
         if self.storage == "half":
             sweep *= 2.0
