@@ -16,7 +16,9 @@ from nullbayes.posteriors.projected import ProjectedPosterior as ProjectedPoster
 from nullbayes.posteriors.report import FitCheck as FitCheck
 from nullbayes.posteriors.report import FitReport as FitReport
 
-_KINDS = {kind.__name__: kind for kind in (ProjectedPosterior, LossProjectedPosterior)}
+KINDS: dict[str, type[SamplePosterior]] = {  # what a file may hold; other packages add theirs
+    kind.__name__: kind for kind in (ProjectedPosterior, LossProjectedPosterior)
+}
 
 
 def load(
@@ -41,7 +43,7 @@ def load(
     """
     tensors, header = io.read(path)
     try:
-        kind = _KINDS[header["kind"]]
+        kind = KINDS[header["kind"]]
         return kind._from_file(tensors, header, model, likelihood, batch_fn)
     except NullBayesError:
         raise

@@ -1,0 +1,28 @@
+r"""Baselines: the methods that the paper compares with, behind the methods of the projected posteriors.
+
+A handful of ideas carries all of them:
+
+1. **One predictive.** A method is a network and deviations around its parameters; predictions, scores, checks and files
+   are those of every posterior (``SamplePosterior``). Where a method is a score in closed form, ``ood_score`` is that.
+2. **One fit** (``Baseline``): data are opened and checked, the method learns, a report says what it took.
+3. **The same rows.** :math:`A` with :math:`A^\top A` the generalized Gauss-Newton matrix is the output Jacobian, scaled
+   by a root of the likelihood's Hessian. A Laplace approximation is :math:`\mathcal N(\theta, (C + \alpha I)^{-1})`
+   where the **curvature** :math:`C` is :math:`A^\top A` in some form (``linalg.curvature``), and :math:`\alpha` can
+   change without a new fit. What differs is one line: which columns, which curvature.
+
+    ``MAP``                 the network itself: largest probability, largest logit, entropy
+    ``DiagonalLaplace``     the diagonal of the curvature
+    ``LastLayerLaplace``    the columns of the last layer
+    ``LinearizedLaplace``   the whole matrix
+"""
+
+from nullbayes.baselines.base import Baseline as Baseline
+from nullbayes.baselines.diagonal import DiagonalLaplace as DiagonalLaplace
+from nullbayes.baselines.last_layer import LastLayerLaplace as LastLayerLaplace
+from nullbayes.baselines.linearized import LinearizedLaplace as LinearizedLaplace
+from nullbayes.baselines.map_estimate import MAP as MAP
+from nullbayes.baselines.report import BaselineReport as BaselineReport
+from nullbayes.posteriors import KINDS
+
+METHODS: tuple[type[Baseline], ...] = (MAP, DiagonalLaplace, LastLayerLaplace, LinearizedLaplace)
+KINDS.update({method.__name__: method for method in METHODS})  # so that nb.load knows them

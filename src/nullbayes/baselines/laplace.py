@@ -1,0 +1,125 @@
+r"""The machine behind every Laplace approximation: a curvature, noise, and a prior precision.
+
+Samples are :math:`\theta + \delta` with :math:`\delta \sim \mathcal N(0, (C + \alpha I)^{-1})`. The noise follows from
+the seed and the curvature holds for all :math:`\alpha`, so a new precision costs no new fit. Which curvature is the
+only difference between the methods.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nullbayes import priors
+from nullbayes.baselines.base import Baseline, Work
+from nullbayes.errors import FileError, NotFittedError
+from nullbayes.jacobian.products import output_rows
+from nullbayes.linalg.curvature import Curvature
+from nullbayes.posteriors import noise
+from nullbayes.precision import full_precision
+from nullbayes.predictive import stream
+
+_PREFIX = "curvature."
+
+
+class Laplace(Baseline):
+    """Samples from a Gaussian with a curvature for its precision; abstract: a subclass says which."""
+
+    _curvature: Curvature | None = None
+    _drawn_at: float | None = None  # the precision that the directions at hand belong to
+
+    @abstractmethod
+    def _approximate(self, work: Work) -> Curvature:
+        """Return the curvature of the training data."""
+
+    @abstractmethod
+    def _rebuilt(self, tensors: Mapping[str, Tensor]) -> Curvature:
+        """Return the curvature that a file holds the tensors of."""
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._curvature = self._drawn_at = None
+
+    def _learn(self, work: Work) -> tuple[int | None, str]:
+        with work.meter.phase("factors"):
+            self._curvature = self._approximate(work)
+        self._directions = torch.empty(work.n_samples, 0)
+        with work.meter.phase("samples"):
+            _ = self.directions
+        return self._curvature.rank, self._form(self._curvature)
+
+    def _form(self, curvature: Curvature) -> str:
+        return f"{type(curvature).__name__.lower()} curvature"
+
+    @property
+    def directions(self) -> Tensor:
+        """The deviations of the samples (S, P) at the precision in use, times its root."""
+        held = super().directions
+        alpha = self.prior_precision
+        if self._drawn_at != alpha:
+            curvature = self._need_curvature()
+            drawn = noise.normal(self._network, self._seed, 0, len(held), curvature.noise_size)
+            with full_precision():
+                deviations = curvature.sample(drawn.to(self._network.device), alpha)
+            self._directions, self._drawn_at = deviations * math.sqrt(alpha), alpha
+        return super().directions
+
+    def _need_curvature(self) -> Curvature:
+        if self._curvature is None:
+            msg = (
+                f"The file does not hold the curvature, which was too large or had rows of its own: it predicts at the "
+                f"prior precision {self._drawn_at:g} that it was saved with. Fit a new one for another."
+                if self._drawn_at is not None
+                else f"{type(self).__name__} has no curvature yet: call fit(loader) first."
+            )
+            raise NotFittedError(msg)
+        return self._curvature
+
+    @full_precision()
+    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, O)
+        r"""Return the variance of the linearized outputs.
+
+        Parameters
+        ----------
+        x : as for ``predict``
+            The inputs.
+        exact : bool
+            :math:`J(x) (C + \alpha I)^{-1} J(x)^\top` itself, without Monte Carlo error.
+        """
+        if not exact:
+            return super().functional_variance(x)
+        self._network.check_unchanged()
+        curvature, parts = self._need_curvature(), []
+        for piece in stream(x, self._network, self._batch_fn, n_samples=256):
+            rows = output_rows(self._network, piece)  # (n, O, P)
+            parts.append(curvature.variance(rows.flatten(0, -2), self.prior_precision).view(rows.shape[:-1]))
+        return torch.cat(parts)
+
+    def _maximize_evidence(self) -> float:
+        values, weights = self._need_curvature().spectrum()
+        squared = self._theta_squared()
+        return priors.maximize(
+            lambda alpha: priors.evidence(alpha, values, weights, squared), self.prior_precision, "marginal likelihood"
+        )
+
+    def _tensors(self) -> dict[str, Tensor]:
+        held = {} if self._curvature is None else self._curvature.tensors()
+        return {_PREFIX + name: tensor for name, tensor in held.items()}
+
+    def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        self._drawn_at = self.prior_precision
+        held = {n.removeprefix(_PREFIX): t for n, t in tensors.items() if n.startswith(_PREFIX)}
+        if held:
+            if not all(bool(torch.isfinite(t).all()) for t in held.values()):
+                msg = "The file's curvature is not finite: it was altered."
+                raise FileError(msg)
+            self._curvature = self._rebuilt({name: t.to(self._network.device) for name, t in held.items()})
+            if self._curvature.n_columns != self._network.n_parameters:
+                msg = "The file's curvature does not fit its parameters: it was altered."
+                raise FileError(msg)
+        super()._restore(tensors, header)
