@@ -86,15 +86,19 @@ def test_every_kind_of_network_has_a_curvature(kind: type, case: Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "limit", "form"),
-    [(6, None, "all rows, factored"), (40, None, "all parameters, factored"), (40, 0, "conjugate gradients")],
+    ("n", "limits", "form"),
+    [
+        (6, {}, "all parameters, factored"),
+        (6, {"_SMALL": 0}, "all rows, factored"),
+        (40, {"_SMALL": 0}, "all parameters, factored"),
+        (40, {"_FACTORED": {"cpu": 0, "cuda": 0}, "_PRECONDITIONED": 8}, "conjugate gradients"),
+    ],
 )
 def test_the_full_matrix_is_factored_where_it_fits(
-    n: int, limit: int | None, form: str, monkeypatch: pytest.MonkeyPatch
+    n: int, limits: dict[str, Any], form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if limit is not None:
-        monkeypatch.setattr("nullbayes.baselines.linearized._FACTORED", {"cpu": limit, "cuda": limit})
-        monkeypatch.setattr("nullbayes.baselines.linearized._PRECONDITIONED", 8)
+    for name, value in limits.items():
+        monkeypatch.setattr(f"nullbayes.baselines.linearized.{name}", value)
     posterior = fit(LinearizedLaplace, n=n)
     assert posterior.report.reason == form
     check(posterior, LinearizedLaplace, CLASSIFICATION, MLP, n, tolerance=1e-6)
@@ -209,7 +213,8 @@ def test_a_regression_of_its_own_noise_is_weighed_by_it() -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_do_not_fit_in_a_file_but_samples_do(tmp_path: Any) -> None:
+def test_rows_do_not_fit_in_a_file_but_samples_do(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nullbayes.baselines.linearized._SMALL", 0)
     model, new = MLP.build(), MLP.inputs(4, torch.Generator().manual_seed(11))
     posterior = LinearizedLaplace(model).fit([CLASSIFICATION.data()], 5, progress=False)
     assert posterior.report.reason == "all rows, factored"
