@@ -57,6 +57,10 @@ METHODS = (
     Method(baselines.DiagonalLaplace),
     Method(baselines.LastLayerLaplace),
     Method(baselines.LinearizedLaplace),
+    Method(baselines.LanczosLaplace),
+    Method(baselines.SCOD, scores=("scod", *SCORES)),
+    Method(baselines.LocalEnsemble, samples=False, prior=False, scores=("local_ensemble",)),
+    Method(baselines.SketchedLanczos, samples=False, prior=False, scores=("sketched_lanczos",)),
 )
 BASELINES = METHODS[2:]
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
@@ -317,10 +321,16 @@ def shuffled() -> Any:
 )  # fmt: skip
 @each_method
 def test_what_cannot_be_used_is_refused(method: Method, ask: Any, error: type[Exception], advice: str) -> None:
-    if not method.samples and "predict" in inspect.getsource(ask):
-        return
     with pytest.raises(error, match=advice):
         ask(method)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if not m.samples], ids=lambda method: method.name)
+def test_a_score_that_is_asked_for_predictions_says_what_to_use_instead(method: Method) -> None:
+    posterior = method.fit()
+    for ask in (posterior, posterior.predict, posterior.check_fit, posterior.sample):
+        with pytest.raises(SettingsError, match=r"makes no predictions.*nb\.ProjectedPosterior"):
+            ask(X_NEW)
 
 
 @each_sampler

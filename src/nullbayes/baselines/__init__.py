@@ -14,15 +14,25 @@ A handful of ideas carries all of them:
     ``DiagonalLaplace``     the diagonal of the curvature
     ``LastLayerLaplace``    the columns of the last layer
     ``LinearizedLaplace``   the whole matrix
+    ``LanczosLaplace``      its largest eigenpairs, as many as a budget allows
+    ``SCOD``                a random sketch of it, with a score of its own
+    ``LocalEnsemble``       a score: the gradients of an input outside the largest eigenvectors
+    ``SketchedLanczos``     the same with more, shorter vectors
 """
 
 from nullbayes.baselines.base import Baseline as Baseline
 from nullbayes.baselines.diagonal import DiagonalLaplace as DiagonalLaplace
+from nullbayes.baselines.lanczos import LanczosLaplace as LanczosLaplace
 from nullbayes.baselines.last_layer import LastLayerLaplace as LastLayerLaplace
 from nullbayes.baselines.linearized import LinearizedLaplace as LinearizedLaplace
+from nullbayes.baselines.local_ensemble import LocalEnsemble as LocalEnsemble
 from nullbayes.baselines.map_estimate import MAP as MAP
 from nullbayes.baselines.report import BaselineReport as BaselineReport
+from nullbayes.baselines.scod import SCOD as SCOD
+from nullbayes.baselines.sketched_lanczos import SketchedLanczos as SketchedLanczos
 from nullbayes.posteriors import KINDS
 
-METHODS: tuple[type[Baseline], ...] = (MAP, DiagonalLaplace, LastLayerLaplace, LinearizedLaplace)
+METHODS: tuple[type[Baseline], ...] = (
+    MAP, DiagonalLaplace, LastLayerLaplace, LinearizedLaplace, LanczosLaplace, SCOD, LocalEnsemble, SketchedLanczos,
+)  # fmt: skip
 KINDS.update({method.__name__: method for method in METHODS})  # so that nb.load knows them

@@ -113,7 +113,7 @@ class Baseline(SamplePosterior):
         progress: bool,
     ) -> Self:
         if n_samples < self._least_samples:
-            msg = f"n_samples must be at least {self._least_samples} to speak of a variance, not {n_samples}."
+            msg = f"n_samples must be at least {self._least_samples} for {type(self).__name__}, not {n_samples}."
             raise SettingsError(msg)
         self._network.check_unchanged()
         self._forget()
