@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
+from drawing import randn
 from models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, TASKS, Task, batches
 from nullbayes import baselines
 from nullbayes.errors import DataError, FileError, LikelihoodError, ModelError, NotFittedError, SettingsError
@@ -30,7 +32,7 @@ class Method:
     """A method, what its fit needs beside the data, and what it can do."""
 
     kind: type
-    extra: dict[str, Any] = field(default_factory=dict)  # for fit
+    extra: Callable[[nn.Module], dict[str, Any]] = lambda model: {}  # what fit needs beside the data
     samples: bool = True  # whether it predicts
     prior: bool = True
     custom: bool = False  # whether it takes a loss of one's own
@@ -45,9 +47,33 @@ class Method:
         return self.kind(model or MLP.build(task.outputs), task.likelihood, **settings)
 
     def fit(self, task: Task = CLASSIFICATION, n_samples: int = 4, seed: int = 0, **settings: Any) -> Any:
-        fitting = {"generator": torch.Generator().manual_seed(seed), "progress": False, **self.extra, **settings}
-        model = fitting.pop("model", None)
+        model = settings.pop("model", None) or MLP.build(task.outputs)
+        fitting = {"generator": torch.Generator().manual_seed(seed), "progress": False, **self.extra(model), **settings}
         return self.make(task, model).fit(fitting.pop("loader", [task.data()]), n_samples, **fitting)
+
+
+def jitter(model: nn.Module, generator: torch.Generator, scale: float = 0.1) -> None:
+    """Stand in for an epoch of training: every parameter moves a little."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += scale * randn(*parameter.shape, generator=generator, dtype=parameter.dtype)
+
+
+def epochs(model: nn.Module) -> dict[str, Any]:
+    """For SWAG: a function that trains for one epoch."""
+    generator = torch.Generator().manual_seed(5)
+    return {"train": lambda copied: jitter(copied, generator), "n_models": 6}
+
+
+def members(model: nn.Module) -> dict[str, Any]:
+    """For deep ensembles: a function that trains a network from a seed."""
+
+    def train(seed: int) -> nn.Module:
+        member = copy.deepcopy(model)
+        jitter(member, torch.Generator().manual_seed(seed), 0.5)
+        return member
+
+    return {"train": train}
 
 
 METHODS = (
@@ -61,6 +87,8 @@ METHODS = (
     Method(baselines.SCOD, scores=("scod", *SCORES)),
     Method(baselines.LocalEnsemble, samples=False, prior=False, scores=("local_ensemble",)),
     Method(baselines.SketchedLanczos, samples=False, prior=False, scores=("sketched_lanczos",)),
+    Method(baselines.SWAG, epochs, prior=False, custom=True, pred_types=("sampled",)),
+    Method(baselines.DeepEnsemble, members, prior=False, custom=True, pred_types=("sampled",)),
 )
 BASELINES = METHODS[2:]
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
@@ -351,7 +379,7 @@ def test_a_model_that_changed_is_refused(method: Method) -> None:
     with pytest.raises(ModelError, match="has changed"):
         posterior.ood_score(X_NEW)
     with pytest.raises(ModelError, match="has changed"):
-        posterior.fit([CLASSIFICATION.data()], 4, progress=False, **method.extra)
+        posterior.fit([CLASSIFICATION.data()], 4, progress=False, **method.extra(MLP.build()))
 
 
 @each_baseline
@@ -367,6 +395,6 @@ def test_a_loss_of_ones_own_is_taken_or_refused(method: Method) -> None:
 def test_a_failed_fit_leaves_nothing_behind(method: Method) -> None:
     posterior = method.fit()
     with pytest.raises(LikelihoodError):
-        posterior.fit([(X_NEW, torch.full((4,), 3))], 4, progress=False, **method.extra)
+        posterior.fit([(X_NEW, torch.full((4,), 3))], 4, progress=False, **method.extra(MLP.build()))
     with pytest.raises(NotFittedError):
         posterior.ood_score(X_NEW)

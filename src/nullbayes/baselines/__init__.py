@@ -18,9 +18,12 @@ A handful of ideas carries all of them:
     ``SCOD``                a random sketch of it, with a score of its own
     ``LocalEnsemble``       a score: the gradients of an input outside the largest eigenvectors
     ``SketchedLanczos``     the same with more, shorter vectors
+    ``SWAG``                a Gaussian from the iterates of SGD
+    ``DeepEnsemble``        networks trained from different starts
 """
 
 from nullbayes.baselines.base import Baseline as Baseline
+from nullbayes.baselines.deep_ensemble import DeepEnsemble as DeepEnsemble
 from nullbayes.baselines.diagonal import DiagonalLaplace as DiagonalLaplace
 from nullbayes.baselines.lanczos import LanczosLaplace as LanczosLaplace
 from nullbayes.baselines.last_layer import LastLayerLaplace as LastLayerLaplace
@@ -30,9 +33,11 @@ from nullbayes.baselines.map_estimate import MAP as MAP
 from nullbayes.baselines.report import BaselineReport as BaselineReport
 from nullbayes.baselines.scod import SCOD as SCOD
 from nullbayes.baselines.sketched_lanczos import SketchedLanczos as SketchedLanczos
+from nullbayes.baselines.swag import SWAG as SWAG
 from nullbayes.posteriors import KINDS
 
 METHODS: tuple[type[Baseline], ...] = (
     MAP, DiagonalLaplace, LastLayerLaplace, LinearizedLaplace, LanczosLaplace, SCOD, LocalEnsemble, SketchedLanczos,
+    SWAG, DeepEnsemble,
 )  # fmt: skip
 KINDS.update({method.__name__: method for method in METHODS})  # so that nb.load knows them
