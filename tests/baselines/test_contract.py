@@ -82,6 +82,7 @@ METHODS = (
     Method(baselines.MAP, prior=False, custom=True, scores=("max_softmax", "max_logit", "entropy")),
     Method(baselines.DiagonalLaplace),
     Method(baselines.LastLayerLaplace),
+    Method(baselines.KroneckerLaplace),
     Method(baselines.LinearizedLaplace),
     Method(baselines.LanczosLaplace),
     Method(baselines.SCOD, scores=("scod", *SCORES)),

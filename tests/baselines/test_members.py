@@ -99,6 +99,8 @@ def test_every_sample_has_batch_statistics_of_its_own() -> None:
             layer.train()
         call(member, x)  # one batch holds them all
         torch.testing.assert_close(samples[i], member.eval()(new).detach())
+        with posterior.sampled_parameters(i) as changed:
+            torch.testing.assert_close(changed.eval()(new), samples[i])
     means = torch.stack([m for name, m in posterior._states.items() if name == "1.running_mean"])
     assert float(means.std(1).max()) > 1e-3
 

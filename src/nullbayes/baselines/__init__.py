@@ -13,6 +13,7 @@ A handful of ideas carries all of them:
     ``MAP``                 the network itself: largest probability, largest logit, entropy
     ``DiagonalLaplace``     the diagonal of the curvature
     ``LastLayerLaplace``    the columns of the last layer
+    ``KroneckerLaplace``    a Kronecker product for each layer (needs ``curvlinops``)
     ``LinearizedLaplace``   the whole matrix
     ``LanczosLaplace``      its largest eigenpairs, as many as a budget allows
     ``SCOD``                a random sketch of it, with a score of its own
@@ -25,6 +26,7 @@ A handful of ideas carries all of them:
 from nullbayes.baselines.base import Baseline as Baseline
 from nullbayes.baselines.deep_ensemble import DeepEnsemble as DeepEnsemble
 from nullbayes.baselines.diagonal import DiagonalLaplace as DiagonalLaplace
+from nullbayes.baselines.kronecker import KroneckerLaplace as KroneckerLaplace
 from nullbayes.baselines.lanczos import LanczosLaplace as LanczosLaplace
 from nullbayes.baselines.last_layer import LastLayerLaplace as LastLayerLaplace
 from nullbayes.baselines.linearized import LinearizedLaplace as LinearizedLaplace
@@ -37,7 +39,7 @@ from nullbayes.baselines.swag import SWAG as SWAG
 from nullbayes.posteriors import KINDS
 
 METHODS: tuple[type[Baseline], ...] = (
-    MAP, DiagonalLaplace, LastLayerLaplace, LinearizedLaplace, LanczosLaplace, SCOD, LocalEnsemble, SketchedLanczos,
-    SWAG, DeepEnsemble,
+    MAP, DiagonalLaplace, LastLayerLaplace, KroneckerLaplace, LinearizedLaplace, LanczosLaplace, SCOD,
+    LocalEnsemble, SketchedLanczos, SWAG, DeepEnsemble,
 )  # fmt: skip
 KINDS.update({method.__name__: method for method in METHODS})  # so that nb.load knows them

@@ -57,6 +57,11 @@ class Members(Baseline):
         module.load_state_dict({name: values[i] for name, values in self._states.items()})
         return Network(module)
 
+    def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
+        model = self._network.model
+        own = [*dict(model.named_parameters()), *dict(model.named_buffers())]
+        return {name: self._states[name][i] for name in own if name in self._states}
+
     @full_precision()
     def predict(self, x: Any, *, pred_type: str = "sampled", n_samples: int | None = None) -> Prediction:
         """Predict with every member; see :meth:`SamplePosterior.predict`. ``pred_type`` is "sampled"."""

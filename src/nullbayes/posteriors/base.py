@@ -134,16 +134,21 @@ class SamplePosterior:
             msg = f"There is no sample {i}: there are {self.n_samples}."
             raise SettingsError(msg)
         self._network.check_unchanged()
-        flat = self._network.theta + self.directions[i] / self.prior_precision**0.5
-        named = dict(self._network.model.named_parameters())
-        trained = {name: named[name].data for name in self._network.names}
+        values = self._sampled_tensors(i)
+        named = {**dict(self._network.model.named_parameters()), **dict(self._network.model.named_buffers())}
+        trained = {name: named[name].data for name in values}
         try:
-            for name, value in self._network.unflatten(flat).items():
+            for name, value in values.items():
                 named[name].data = value.clone()
             yield self._network.model
         finally:
             for name, value in trained.items():
                 named[name].data = value
+
+    def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
+        """Return the tensors of the model that sample ``i`` replaces."""
+        flat: Tensor = self._network.theta + self.directions[i] / self.prior_precision**0.5
+        return self._network.unflatten(flat)
 
     # --- predictions ----------------------------------------------------------------------------------------------
 
