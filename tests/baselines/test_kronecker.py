@@ -76,7 +76,7 @@ def test_variances_are_those_of_the_dense_blocks(task: Task, case: Model) -> Non
         wanted = torch.einsum("nop,pq,noq->no", rows, inverse, rows)
         torch.testing.assert_close(posterior.functional_variance(new, exact=True), wanted, rtol=1e-8, atol=1e-10)
         logdet = float(torch.logdet(matrix + alpha * torch.eye(len(matrix), dtype=torch.float64)))
-        assert posterior._curvature.log_determinant(alpha) == pytest.approx(logdet)
+        assert posterior.curvature.log_determinant(alpha) == pytest.approx(logdet)
 
 
 def test_a_single_example_makes_the_factors_exact() -> None:
@@ -88,8 +88,8 @@ def test_a_single_example_makes_the_factors_exact() -> None:
     )
     matrix = torch.block_diag(*(torch.kron(f.left @ torch.diag(f.left_values) @ f.left.T,
                                            f.right @ torch.diag(f.right_values) @ f.right.T)
-                                for f in sorted(kronecker._curvature.factors, key=lambda f: f.column)))  # fmt: skip
-    torch.testing.assert_close(matrix.diagonal(), diagonal._curvature.diagonal)
+                                for f in sorted(kronecker.curvature.factors, key=lambda f: f.column)))  # fmt: skip
+    torch.testing.assert_close(matrix.diagonal(), diagonal.curvature.diagonal)
 
 
 def test_inputs_may_be_named_and_frozen_layers_chosen() -> None:

@@ -207,7 +207,7 @@ def test_a_regression_of_its_own_noise_is_weighed_by_it() -> None:
     posterior = DiagonalLaplace(model, "regression", prior_precision=ALPHA).fit([(x, y)], 3, progress=False)
     sigma = (model(x).detach() - y).square().mean().sqrt()
     wanted = jacobian(model, x).square().sum((0, 1)) / sigma.square()
-    torch.testing.assert_close(posterior._curvature.diagonal, wanted)
+    torch.testing.assert_close(posterior.curvature.diagonal, wanted)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -231,5 +231,5 @@ def test_rows_do_not_fit_in_a_file_but_samples_do(tmp_path: Any, monkeypatch: py
 def test_a_deterministic_noise_is_shared_by_methods() -> None:
     """The diagonal and the network's own scale are all that turn the noise of a seed into samples."""
     one, other = fit(DiagonalLaplace), fit(DiagonalLaplace, prior_precision=1e12)
-    noise = one._deviations() * (one._curvature.diagonal + ALPHA).sqrt()
+    noise = one._deviations() * (one.curvature.diagonal + ALPHA).sqrt()
     torch.testing.assert_close(other._deviations() * 1e6, noise, rtol=1e-6, atol=1e-6)

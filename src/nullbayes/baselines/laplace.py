@@ -62,14 +62,16 @@ class Laplace(Baseline):
         held = super().directions
         alpha = self.prior_precision
         if self._drawn_at != alpha:
-            curvature = self._need_curvature()
+            curvature = self.curvature
             drawn = noise.normal(self._network, self._seed, 0, len(held), curvature.noise_size)
             with full_precision():
                 deviations = curvature.sample(drawn.to(self._network.device), alpha)
             self._directions, self._drawn_at = deviations * math.sqrt(alpha), alpha
         return super().directions
 
-    def _need_curvature(self) -> Curvature:
+    @property
+    def curvature(self) -> Curvature:
+        """The curvature, in the method's form; ``curvature.log_determinant`` and ``curvature.variance`` take α."""
         if self._curvature is None:
             msg = (
                 f"The file does not hold the curvature, which was too large or had rows of its own: it predicts at the "
@@ -94,14 +96,14 @@ class Laplace(Baseline):
         if not exact:
             return super().functional_variance(x)
         self._network.check_unchanged()
-        curvature, parts = self._need_curvature(), []
+        curvature, parts = self.curvature, []
         for piece in stream(x, self._network, self._batch_fn, n_samples=256):
             rows = output_rows(self._network, piece)  # (n, O, P)
             parts.append(curvature.variance(rows.flatten(0, -2), self.prior_precision).view(rows.shape[:-1]))
         return torch.cat(parts)
 
     def _maximize_evidence(self) -> float:
-        values, weights = self._need_curvature().spectrum()
+        values, weights = self.curvature.spectrum()
         squared = self._theta_squared()
         return priors.maximize(
             lambda alpha: priors.evidence(alpha, values, weights, squared), self.prior_precision, "marginal likelihood"

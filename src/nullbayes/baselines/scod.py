@@ -41,7 +41,7 @@ class SCOD(Scored, LowRankLaplace):
         outputs = self._network.outputs(x).flatten(1)
         roots = self._likelihood.hessian_root(outputs, outputs)  # (n, O, O); no likelihood with a Hessian asks targets
         scaled = roots @ rows
-        variances = self._need_curvature().variance(scaled.flatten(0, 1), self.prior_precision)
+        variances = self.curvature.variance(scaled.flatten(0, 1), self.prior_precision)
         return variances.view(scaled.shape[:2]).sum(1)
 
     def ood_score(self, x: Any, kind: str = "scod", *, pred_type: str = "linearized") -> Tensor:  # (N,)
