@@ -69,7 +69,7 @@ def differences(network: str, likelihood: str, structure: Structure) -> dict[str
     build, shape = NETWORKS[network]
     model, x, new = build(3).eval(), torch.randn(N, *shape), 2 * torch.randn(9, *shape)
     y = torch.randint(3, (N,)) if likelihood == "classification" else torch.randn(N, 3)
-    loader = DataLoader(TensorDataset(x, y), batch_size=N)  # theirs sums Kronecker factors by batches, ours over all
+    loader = DataLoader(TensorDataset(x, y), batch_size=16)
     theirs = Laplace(
         model, likelihood, subset_of_weights=structure.weights, hessian_structure=structure.hessian,
         prior_precision=ALPHA, **({} if structure.hessian == "diag" else {"backend": _backend()}),
