@@ -17,6 +17,10 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def sketch(n_columns: int, size: int, seed: int) -> Sketch:
+    return Sketch(n_columns, size, seed, torch.get_default_device())
+
+
 def test_the_transform_is_that_of_hadamard() -> None:
     vectors = normal(3, 16)
     matrix = torch.as_tensor(hadamard(16), dtype=torch.float64) / 4
@@ -25,7 +29,7 @@ def test_the_transform_is_that_of_hadamard() -> None:
 
 @pytest.mark.parametrize("columns", [1, 5, 16, 17])
 def test_a_sketch_of_full_size_is_orthogonal(columns: int) -> None:
-    whole = Sketch(columns, 1 << (columns - 1).bit_length(), seed=1)
+    whole = sketch(columns, 1 << (columns - 1).bit_length(), 1)
     image = whole(torch.eye(columns, dtype=torch.float64))
     torch.testing.assert_close(image @ image.T, torch.eye(columns, dtype=torch.float64))
 
@@ -34,7 +38,7 @@ def test_lengths_are_kept_the_better_the_larger_the_sketch() -> None:
     vectors = torch.zeros(40, 1000, dtype=torch.float64)
     vectors[:, :3] = normal(40, 3)  # few entries: a plain choice of entries would see nothing of them
     lengths = vectors.square().sum(1)
-    errors = [float((Sketch(1000, s, 0)(vectors).square().sum(1) / lengths - 1).abs().max()) for s in (30, 200, 1024)]
+    errors = [float((sketch(1000, s, 0)(vectors).square().sum(1) / lengths - 1).abs().max()) for s in (30, 200, 1024)]
     assert errors[0] > errors[1] > errors[2]
     assert errors[1] < 0.5
     assert errors[2] < 1e-12
@@ -42,11 +46,11 @@ def test_lengths_are_kept_the_better_the_larger_the_sketch() -> None:
 
 def test_the_seed_decides_and_sizes_are_checked() -> None:
     vectors = normal(2, 20)
-    assert torch.equal(Sketch(20, 6, 3)(vectors), Sketch(20, 6, 3)(vectors))
-    assert not torch.allclose(Sketch(20, 6, 3)(vectors), Sketch(20, 6, 4)(vectors))
+    assert torch.equal(sketch(20, 6, 3)(vectors), sketch(20, 6, 3)(vectors))
+    assert not torch.allclose(sketch(20, 6, 3)(vectors), sketch(20, 6, 4)(vectors))
     for size in (0, 33):
         with pytest.raises(SettingsError, match="between 1 and 32"):
-            Sketch(20, size, 0)
+            sketch(20, size, 0)
 
 
 def process(matrix: torch.Tensor, size: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,17 +14,20 @@ from torch import Tensor, nn
 from nullbayes import priors
 from nullbayes.baselines.report import BaselineReport
 from nullbayes.errors import LikelihoodError, NotFittedError, SettingsError
-from nullbayes.jacobian.data import BatchFn, Examples
+from nullbayes.jacobian.data import BatchFn, Examples, n_examples, take_examples
 from nullbayes.jacobian.network import Selection
+from nullbayes.jacobian.products import output_rows
 from nullbayes.jacobian.rows import OutputJacobian
 from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.resources import Meter, memory_limit_bytes
 from nullbayes.precision import full_precision
-from nullbayes.predictive import mean_nll
+from nullbayes.predictive import mean_nll, stream
 
+_ROW_BYTES = {"cpu": 2**28, "cuda": 2**31}  # of new inputs, at a time
 GRID = (0.1, 1.0, 5.0, 10.0, 50.0, 100.0)  # of the paper
 
 
@@ -41,6 +44,10 @@ class Work:
     def examples(self) -> Examples:
         """The training data."""
         return self.rows.examples
+
+    def held(self, allowed: int) -> Rows:
+        """Return the rows, held in memory if they take no more than so many bytes: for methods that read them often."""
+        return self.rows.stored("device") if self.rows.kept_bytes() <= allowed else self.rows
 
 
 class Baseline(SamplePosterior):
@@ -125,7 +132,11 @@ class Baseline(SamplePosterior):
                 rows = self._open_rows(Examples(loader, self._batch_fn, device))
             rows.working_bytes = min(rows.working_bytes, available // 8)
             self._likelihood, self._seed = rows.likelihood, noise.draw_seed(generator)
-            rank, reason = learn(Work(rows, n_samples, available, meter))
+            try:
+                rank, reason = learn(Work(rows, n_samples, available, meter))
+            except BaseException:
+                self._forget()  # half a fit is none
+                raise
         self._report = {
             "reason": reason, "n_data": len(rows.examples), "rank": rank,
             "seconds": dict(meter.seconds), "peak_memory": meter.peak(),
@@ -160,6 +171,17 @@ class Baseline(SamplePosterior):
             method=type(self).__name__, n_parameters=self._network.n_parameters, n_samples=self.n_samples,
             prior_precision=self.prior_precision if self._has_prior else None, **self._report,
         )  # fmt: skip
+
+    def _row_pieces(self, x: Any) -> Iterator[tuple[Any, Tensor]]:  # rows (n, O, P)
+        """Iterate over inputs with the rows of their outputs, few enough at a time to be held."""
+        self._network.check_unchanged()
+        most = _ROW_BYTES.get(self._network.device.type, 2**28)
+        for piece in stream(x, self._network, self._batch_fn, 1):
+            width = self._network.outputs(take_examples(piece, 0, 1)).numel()
+            step = max(1, most // (width * self._network.n_parameters * self._network.dtype.itemsize))
+            for start in range(0, n_examples(piece), step):
+                part = take_examples(piece, start, start + step)
+                yield part, output_rows(self._network, part).flatten(1, -2)
 
     # --- prior precision ----------------------------------------------------------------------------------------------
 

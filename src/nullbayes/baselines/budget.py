@@ -12,7 +12,6 @@ from nullbayes.errors import SettingsError
 from nullbayes.jacobian.data import BatchFn
 from nullbayes.jacobian.network import Selection
 from nullbayes.likelihoods import Likelihood, LossFn
-from nullbayes.linalg.rows import Rows
 
 _COPIES = 3  # of the vectors, while they are found
 
@@ -58,10 +57,6 @@ class Budgeted(Baseline):
                 f"the memory limit of {work.available / 2**20:,.1f} MiB: lower memory_budget, or raise memory_limit."
             )
             raise SettingsError(msg)
-
-    def _held(self, work: Work) -> Rows:
-        """Return the rows, held if they fit beside the vectors: products read them many times."""
-        return work.rows.stored("device") if work.rows.kept_bytes() <= work.available // 4 else work.rows
 
     def _header(self) -> dict[str, Any]:
         return {**super()._header(), "memory_budget": self._budget}

@@ -32,4 +32,4 @@ class LanczosLaplace(LowRankLaplace):
 
     def _approximate(self, work: Work) -> Curvature:
         rank, generator = self._rank(work), torch.Generator().manual_seed(self._seed)
-        return lanczos_pairs(self._held(work), rank, generator)
+        return lanczos_pairs(work.held(work.available // 4), rank, generator)

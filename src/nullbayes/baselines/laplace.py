@@ -18,11 +18,9 @@ from torch import Tensor
 from nullbayes import priors
 from nullbayes.baselines.base import Baseline, Work
 from nullbayes.errors import FileError, NotFittedError
-from nullbayes.jacobian.products import output_rows
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors import noise
 from nullbayes.precision import full_precision
-from nullbayes.predictive import stream
 
 _PREFIX = "curvature."
 
@@ -95,12 +93,12 @@ class Laplace(Baseline):
         """
         if not exact:
             return super().functional_variance(x)
-        self._network.check_unchanged()
-        curvature, parts = self.curvature, []
-        for piece in stream(x, self._network, self._batch_fn, n_samples=256):
-            rows = output_rows(self._network, piece)  # (n, O, P)
-            parts.append(curvature.variance(rows.flatten(0, -2), self.prior_precision).view(rows.shape[:-1]))
-        return torch.cat(parts)
+        curvature = self.curvature
+        variances = [
+            curvature.variance(rows.flatten(0, 1), self.prior_precision).view(rows.shape[:2])
+            for _, rows in self._row_pieces(x)
+        ]
+        return torch.cat(variances)
 
     def _maximize_evidence(self) -> float:
         values, weights = self.curvature.spectrum()

@@ -15,7 +15,6 @@ from nullbayes.baselines.laplace import Laplace
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.curvature import Curvature, Dual, MatrixFree, Primal
 from nullbayes.linalg.normal import normal_bytes, normal_matrix
-from nullbayes.linalg.rows import Rows
 
 _FACTORED = {"cpu": 12_000, "cuda": 60_000}  # columns or rows whose matrix is factored within minutes
 _SMALL = 2048  # columns whose matrix is taken even where rows are fewer: it needs no rows later, and fits in a file
@@ -40,7 +39,7 @@ class LinearizedLaplace(Laplace):
         if factored and rows.n_columns == side:
             return Primal(normal_matrix(rows))
         if factored:
-            return Dual(held(work, work.available // 4))
+            return Dual(work.held(work.available // 4))
         vectors = 4 * (work.n_samples + _PRECONDITIONED) * rows.n_columns * rows.dtype.itemsize
         if vectors > work.available:
             msg = (
@@ -50,7 +49,7 @@ class LinearizedLaplace(Laplace):
             )
             raise SettingsError(msg)
         generator = torch.Generator().manual_seed(self._seed)
-        return MatrixFree(held(work, work.available - vectors), _PRECONDITIONED, generator)
+        return MatrixFree(work.held(work.available - vectors), _PRECONDITIONED, generator)
 
     def _form(self, curvature: Curvature) -> str:
         return {
@@ -60,8 +59,3 @@ class LinearizedLaplace(Laplace):
 
     def _rebuilt(self, tensors: Mapping[str, Tensor]) -> Curvature:
         return Primal(tensors["matrix"])
-
-
-def held(work: Work, allowed: int) -> Rows:
-    """Return the rows, held in memory if they take no more than what is allowed: they are read many times."""
-    return work.rows.stored("device") if work.rows.kept_bytes() <= allowed else work.rows

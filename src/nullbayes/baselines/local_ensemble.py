@@ -37,7 +37,7 @@ class LocalEnsemble(ScoreOnly, Budgeted):
     def _learn(self, work: Work) -> tuple[int | None, str]:
         with work.meter.phase("factors"):
             generator = torch.Generator().manual_seed(self._seed)
-            self._pairs = lanczos_pairs(self._held(work), self._rank(work), generator)
+            self._pairs = lanczos_pairs(work.held(work.available // 4), self._rank(work), generator)
         self._no_samples()
         return self._pairs.rank, "outside the leading eigenvectors"
 

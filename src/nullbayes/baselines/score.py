@@ -11,12 +11,8 @@ from torch import Tensor
 
 from nullbayes.baselines.base import Baseline
 from nullbayes.errors import SettingsError
-from nullbayes.jacobian.products import output_rows
 from nullbayes.posteriors.report import FitCheck
 from nullbayes.precision import full_precision
-from nullbayes.predictive import stream
-
-_ROWS_AT_A_TIME = 256
 
 
 class Scored(Baseline):
@@ -31,12 +27,7 @@ class Scored(Baseline):
     @full_precision()
     def _own_score(self, x: Any) -> Tensor:  # (N,)
         _ = self.directions  # says what to do before fit
-        self._network.check_unchanged()
-        parts = []
-        for piece in stream(x, self._network, self._batch_fn, _ROWS_AT_A_TIME):
-            rows = output_rows(self._network, piece)
-            parts.append(self._score_rows(rows.flatten(1, -2), piece))
-        return torch.cat(parts)
+        return torch.cat([self._score_rows(rows, piece) for piece, rows in self._row_pieces(x)])
 
 
 class ScoreOnly(Scored):

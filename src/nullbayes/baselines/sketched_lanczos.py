@@ -88,7 +88,7 @@ class SketchedLanczos(ScoreOnly, Budgeted):
 
     def _learn(self, work: Work) -> tuple[int | None, str]:
         rank, size = self._sizes(work)
-        self._sketch = Sketch(work.rows.n_columns, size, self._seed)
+        self._sketch = Sketch(work.rows.n_columns, size, self._seed, work.rows.device)
         sketched = self._network.theta.new_empty(rank, size)
 
         def keep(k: int, vector: Tensor) -> None:
@@ -96,7 +96,7 @@ class SketchedLanczos(ScoreOnly, Budgeted):
 
         with work.meter.phase("factors"):
             generator = torch.Generator().manual_seed(self._seed)
-            combinations = lanczos_process(self._held(work), rank, generator, keep).in_row_space()
+            combinations = lanczos_process(work.held(work.available // 4), rank, generator, keep).in_row_space()
             found = len(combinations)
             self._basis = _orthonormal(combinations.T.to(sketched) @ sketched[:found])
         self._no_samples()
@@ -114,7 +114,7 @@ class SketchedLanczos(ScoreOnly, Budgeted):
     def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         super()._restore(tensors, header)
         self._basis = tensors["sketched"].to(self._network.theta)
-        self._sketch = Sketch(self._network.n_parameters, self._basis.shape[1], self._seed)
+        self._sketch = Sketch(self._network.n_parameters, self._basis.shape[1], self._seed, self._basis.device)
 
 
 def _orthonormal(vectors: Tensor) -> Tensor:  # (k, s) -> (r, s)

@@ -26,23 +26,26 @@ class Sketch:
         From and to how many; at most the next power of two.
     seed : int
         The same seed gives the same map, on any device.
+    device : torch.device
+        Where the vectors lie.
     """
 
-    def __init__(self, n_columns: int, size: int, seed: int) -> None:
-        self.n_columns, self.size, self.seed = n_columns, size, seed
+    def __init__(self, n_columns: int, size: int, seed: int, device: torch.device) -> None:
+        self.n_columns, self.size = n_columns, size
         self.padded = padded_size(n_columns)
         if not 1 <= size <= self.padded:
             msg = f"A sketch of {n_columns:,} numbers must have between 1 and {self.padded:,} of them, not {size:,}."
             raise SettingsError(msg)
         generator = torch.Generator().manual_seed(seed)
-        self._signs = 2 * torch.randint(2, (n_columns,), generator=generator, device="cpu", dtype=torch.int8) - 1
-        self._taken = torch.randperm(self.padded, generator=generator, device="cpu")[:size].sort().values
+        coins = torch.randint(2, (n_columns,), generator=generator, device="cpu", dtype=torch.int8)
+        self._signs = (2 * coins - 1).to(device)
+        self._taken = torch.randperm(self.padded, generator=generator, device="cpu")[:size].sort().values.to(device)
 
     def __call__(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, size)
         """Sketch each vector."""
         spread = vectors.new_zeros(len(vectors), self.padded)
-        spread[:, : self.n_columns] = vectors * self._signs.to(vectors.device)
-        return hadamard_(spread)[:, self._taken.to(vectors.device)] * math.sqrt(self.padded / self.size)
+        spread[:, : self.n_columns] = vectors * self._signs
+        return hadamard_(spread)[:, self._taken] * math.sqrt(self.padded / self.size)
 
 
 def padded_size(n_columns: int) -> int:
