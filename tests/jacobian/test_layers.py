@@ -15,7 +15,7 @@ import drawing
 import nullbayes as nb
 from models import BATCHNORM, CLASSIFICATION, MLP, MODELS, Model, Slow, jacobian
 from nullbayes.errors import ModelError
-from nullbayes.jacobian import layer_rules, layers
+from nullbayes.jacobian import layers
 from nullbayes.jacobian.layer_rules import RULES
 from nullbayes.jacobian.network import Network, differentiable_kernels
 from nullbayes.linalg.pieces import OuterPiece
@@ -66,6 +66,8 @@ LAYERS: dict[str, tuple[nn.Module, Tensor, int]] = {  # layer, inputs, dimension
     "rmsnorm": (nn.RMSNorm(4, eps=0.1), randn(5, 3, 4), -1),
     "embedding": (nn.Embedding(6, 4), randint(6, 5, 7), -1),
     "embedding, one word": (nn.Embedding(6, 4), randint(6, 5), -1),
+    "prelu": (nn.PReLU(), randn(5, 4), 1),
+    "prelu, channels": (nn.PReLU(3), randn(5, 3, 4, 2), 1),
 }
 each_layer = pytest.mark.parametrize("name", LAYERS)
 
@@ -104,16 +106,27 @@ def test_every_rule_is_tested() -> None:
     assert set(RULES) == {type(layer) for layer, _, _ in LAYERS.values()}
 
 
-def test_the_row_of_padding_is_zero_as_it_is_when_training() -> None:
-    words = nn.Embedding(6, 4, padding_idx=2).double()
-    x, gradients = torch.tensor([[2, 1, 2], [2, 2, 5]]), randn(2, 3, 3, 4)
-    (piece,) = layer_rules.pieces(RULES[nn.Embedding](words, x, gradients), {"weight": 0})
-    found = torch.zeros(6, 24, dtype=torch.float64)
-    piece.put_dense(found)
-    found = found.view(2, 3, 6, 4)
-    assert not found[:, :, [0, 2, 3, 4]].any()
-    torch.testing.assert_close(found[0, :, 1], gradients[0, :, 1])
-    torch.testing.assert_close(found[1, :, 5], gradients[1, :, 2])
+class Words(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(6, 4, **options), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words(x).sum(1).tanh())
+
+
+@pytest.mark.parametrize("options", [{"padding_idx": 2}, {"sparse": True}], ids=str)
+def test_how_an_embedding_was_trained_does_not_hide_its_derivatives(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    special, plain, x = Words(**options).double(), Words().double(), torch.tensor([[2, 1, 2], [2, 2, 5]])
+    with torch.no_grad():
+        special.words.weight += 0.3  # the padding is zero at first
+    plain.load_state_dict(special.state_dict())
+    rows, wanted = (nb.OutputJacobian(model, [(x, torch.tensor([0, 1]))]).dense() for model in (special, plain))
+    torch.testing.assert_close(rows, wanted)
+    torch.testing.assert_close(rows, jacobian(plain, x).flatten(0, 1))
+    assert special.words.padding_idx == options.get("padding_idx")
+    assert special.words.sparse == options.get("sparse", False)
 
 
 def test_a_convolution_with_one_position_is_held_as_factors() -> None:

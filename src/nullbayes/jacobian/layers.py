@@ -2,9 +2,9 @@ r"""Rows by layers: one forward pass and a backward pass for each output give al
 
 For a linear layer :math:`z = W a + b` the row of output :math:`o` is :math:`\partial f_o/\partial z \; a^\top`; for a
 convolution it is a sum of such products over the positions; ``layer_rules`` has a rule for each type of layer. Layers
-seen once in the forward pass, with parameters of their own, are covered this way; what remains is differentiated
-example by example. Nothing is taken on trust: the rows of the first examples are compared with plain differentiation,
-and if they differ, everything goes by the plain way.
+seen once in the forward pass, with parameters of their own, are covered this way; what remains is differentiated by
+``vmap``. Nothing is taken on trust: the rows of the first examples are compared with plain differentiation, and if they
+differ, everything goes by ``vmap``; if those differ too, example by example.
 """
 
 from __future__ import annotations
@@ -103,16 +103,18 @@ class LayerRows:
         self.rest = self._uncovered()
         self.width = seen.values.shape[1]  # O
         formed = {layer: layer.pieces(*seen.layers[layer.name]) for layer in self.layers}
-        if self.layers and not (self._worthwhile(formed) and self._agrees(few, y)):
+        if not (self.layers and self._worthwhile(formed) and self._agrees(few, y)):
             self.layers, formed = (), {}
             self.rest = self._uncovered()
+            if not self._agrees(few, y):  # torch maps the derivatives of some operations wrongly over examples
+                self._vmap = False
         self.example_bytes = self._count_bytes(seen, formed, self._count_saved(few, y) if self.rest else 0)
 
     @property
     def route(self) -> str:
         """Say how rows are formed."""
         if not self.layers:
-            return "vmap(jacrev)"
+            return "vmap(jacrev)" if self._vmap else "example by example"
         covered = self.network.n_parameters - sum(stop - start for start, stop in self.rest)
         return f"by layers ({covered / self.network.n_parameters:.0%} of the parameters)"
 

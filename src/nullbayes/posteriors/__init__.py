@@ -9,6 +9,7 @@ from torch import nn
 from nullbayes import io
 from nullbayes.errors import FileError, NullBayesError
 from nullbayes.jacobian.data import BatchFn
+from nullbayes.jacobian.network import OutputFn
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.posteriors.base import SamplePosterior as SamplePosterior
 from nullbayes.posteriors.loss_projected import LossProjectedPosterior as LossProjectedPosterior
@@ -25,6 +26,7 @@ def load(
     *,
     likelihood: str | Likelihood | LossFn | None = None,
     batch_fn: BatchFn | None = None,
+    output_fn: OutputFn | None = None,
 ) -> SamplePosterior:
     """Read a posterior that was saved for this model.
 
@@ -36,13 +38,13 @@ def load(
         With the parameters that the posterior was fitted to, on any device; a fingerprint is compared.
     likelihood : optional
         Only for a loss of one's own, which a file cannot hold.
-    batch_fn : callable, optional
+    batch_fn, output_fn : callable, optional
         As when it was fitted.
     """
     tensors, header = io.read(path)
     try:
         kind = _KINDS[header["kind"]]
-        return kind._from_file(tensors, header, model, likelihood, batch_fn)
+        return kind._from_file(tensors, header, model, likelihood, batch_fn, output_fn)
     except NullBayesError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

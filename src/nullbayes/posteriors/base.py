@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from nullbayes import io, priors
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.data import BatchFn, Examples
-from nullbayes.jacobian.network import Network, Selection
+from nullbayes.jacobian.modules import unwrapped
+from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.products import linearized
-from nullbayes.likelihoods import Likelihood, LossFn, Regression, resolve
+from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.report import FitCheck
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Prediction, mean_nll, predict, score
@@ -42,6 +43,8 @@ class SamplePosterior:
         See the property of that name.
     batch_fn : callable, optional
         Turns a batch of the loader into ``(inputs, targets)``.
+    output_fn : callable, optional
+        Takes the outputs out of what the model returns; by default its only tensor, or that called "logits".
     """
 
     def __init__(
@@ -52,8 +55,9 @@ class SamplePosterior:
         parameters: Selection = None,
         prior_precision: str | float = "optimal",
         batch_fn: BatchFn | None = None,
+        output_fn: OutputFn | None = None,
     ) -> None:
-        self._network = Network(model, parameters)
+        self._network = Network(model, parameters, output_fn)
         self._likelihood = self._asked = resolve(likelihood)  # as asked for: each fit fills it in anew
         self._batch_fn = batch_fn
         self._directions: Tensor | None = None  # (S, P)
@@ -139,7 +143,7 @@ class SamplePosterior:
         trained = {name: named[name].data for name in self._network.names}
         try:
             for name, value in self._network.unflatten(flat).items():
-                named[name].data = value.clone()
+                named[name].data = value.to(trained[name].dtype, copy=True)
             yield self._network.model
         finally:
             for name, value in trained.items():
@@ -192,7 +196,7 @@ class SamplePosterior:
         return self.predict(x).variance
 
     def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the network's outputs (N, O), the change at precision 1 (S, N, O), and the targets."""
+        """Return the network's outputs (N, ...), the change at precision 1 (S, N, ...), and the targets."""
         self._network.check_unchanged()
         examples = Examples(loader, self._batch_fn, self._network.device)
         outputs, changes, targets = [], [], []
@@ -210,13 +214,15 @@ class SamplePosterior:
         """Measure how far mean predictions and accuracy moved from the network's own on some data."""
         outputs, changes, targets = self._evaluate(loader)
         samples = outputs + changes / self.prior_precision**0.5
-        shift = samples.mean(0) - outputs
+        counted = self._likelihood.counted(outputs, targets)
+        counted = torch.ones_like(outputs, dtype=torch.bool) if counted is None else counted
+        shift = (samples.mean(0) - outputs)[counted]
         return FitCheck(
             n_data=len(outputs),
             mean_shift=float(shift.square().mean().sqrt()),
             max_shift=float(shift.abs().max()),
-            std=float(samples.var(0).mean().sqrt()),
-            output_std=output_spread(outputs),
+            std=float(samples.var(0)[counted].mean().sqrt()),
+            output_std=output_spread(outputs, counted),
             nll_model=mean_nll(outputs[None], targets, self._likelihood),
             nll_posterior=mean_nll(samples, targets, self._likelihood),
             accuracy_model=self._accuracy(outputs[None], targets),
@@ -226,11 +232,7 @@ class SamplePosterior:
     def _accuracy(self, samples: Tensor, targets: Tensor) -> float | None:
         if not self._likelihood.has_probabilities:
             return None
-        probs = self._likelihood.probabilities(samples).mean(0)
-        if self._likelihood.name == "classification":
-            labels = targets.argmax(1) if targets.is_floating_point() else targets.reshape(-1)
-            return float((probs.argmax(1) == labels).double().mean())
-        return float(((probs >= 0.5) == targets.reshape(probs.shape).bool()).double().mean())
+        return self._likelihood.accuracy(self._likelihood.probabilities(samples).mean(0), targets)
 
     # --- prior precision --------------------------------------------------------------------------------------------
 
@@ -252,10 +254,7 @@ class SamplePosterior:
             "fingerprint": self._network.fingerprint(),
             "prior_precision": self.prior_precision,
             "kernel_dimension": self._kernel_dimension,
-            "likelihood": {
-                "name": self._likelihood.name,
-                "sigma_noise": getattr(self._likelihood, "sigma_noise", None),
-            },
+            "likelihood": {"name": self._likelihood.name, **self._likelihood.settings()},
             **self._header(),
         }
         io.save(path, {"directions": self.directions, **self._tensors()}, header)
@@ -279,7 +278,9 @@ class SamplePosterior:
         model: nn.Module,
         likelihood: str | Likelihood | LossFn | None,
         batch_fn: BatchFn | None,
+        output_fn: OutputFn | None,
     ) -> Self:
+        model = unwrapped(model)
         names = [name for name, _ in header["parameters"]]
         here = dict(model.named_parameters())
         missing = next((name for name in names if name not in here), None)
@@ -294,11 +295,10 @@ class SamplePosterior:
                     "pass load(..., likelihood=loss)."
                 )
                 raise FileError(msg)
-            sigma = stored["sigma_noise"]
-            likelihood = Regression(sigma) if stored["name"] == "regression" else resolve(stored["name"])
+            likelihood = resolve(**{"likelihood": stored["name"], **{k: v for k, v in stored.items() if k != "name"}})
         wanted = set(names)
         posterior = cls(
-            model, likelihood, parameters=lambda name, _: name in wanted, batch_fn=batch_fn,
+            model, likelihood, parameters=lambda name, _: name in wanted, batch_fn=batch_fn, output_fn=output_fn,
             prior_precision=float(header["prior_precision"]),
         )  # fmt: skip
         network = posterior._network
@@ -313,9 +313,14 @@ class SamplePosterior:
         return posterior
 
 
-def output_spread(outputs: Tensor) -> float:  # (N, O)
-    """Return the root mean square standard deviation of outputs over examples."""
-    return float(outputs.double().var(0, unbiased=False).mean().sqrt())
+def output_spread(outputs: Tensor, counted: Tensor | None = None) -> float:  # (N, ...)
+    """Return the root mean square standard deviation over examples of outputs, or of those that count."""
+    values = outputs.double()
+    if counted is None:
+        return float(values.var(0, unbiased=False).mean().sqrt())
+    weights = counted.double()
+    mean = (values * weights).sum(0) / weights.sum(0).clamp_min(1.0)
+    return float((((values - mean).square() * weights).sum() / weights.sum()).sqrt())
 
 
 def _check_precision(value: str | float) -> str | float:
