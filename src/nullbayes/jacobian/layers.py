@@ -21,8 +21,9 @@ from torch.func import grad, jacrev, vmap
 
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.data import as_batch, example_dims, map_leaves, take_examples
+from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.layer_rules import RULES, pieces
-from nullbayes.jacobian.network import Network, differentiable_kernels
+from nullbayes.jacobian.network import Network
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.precision import full_precision
@@ -96,9 +97,15 @@ class LayerRows:
     def __init__(self, network: Network, function: RowFunction, x: Any, y: Tensor) -> None:
         self.network, self.function = network, function
         self.working_bytes = _WORKING_BYTES.get(network.device.type, 2**28)
-        self._vmap = self._batched = True  # until it is seen to fail
+        self._vmap = self._batched = self._shared = True  # until it is seen to fail
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
-        seen = self._capture(find_layers(network), few, y)
+        try:
+            seen = self._capture(find_layers(network), few, y)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # what all examples share has a place of its own; what is wrong otherwise shows below
+            self._shared = False
+            seen = self._capture(find_layers(network), few, y)
         self.layers = tuple(layer for layer in find_layers(network) if layer.name in seen.layers)
         self.rest = self._uncovered()
         self.width = seen.values.shape[1]  # O
@@ -269,7 +276,11 @@ class LayerRows:
 
         def watch(name: str) -> Any:
             def hook(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> Tensor:
-                calls[name].append(((args[0] if args else kwargs["input"]).detach(), output))
+                inputs = (args[0] if args else kwargs["input"]).detach()
+                if self._shared and len(inputs) == len(output) == 1:  # as of positions: each example has a share
+                    inputs = inputs.expand(len(y), *inputs.shape[1:])
+                    output = output.expand(len(y), *output.shape[1:])
+                calls[name].append((inputs, output))
                 return output.clone()  # what follows may change its input in place
 
             return hook

@@ -10,16 +10,16 @@ import contextlib
 import fnmatch
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.data import leaves, map_leaves, n_examples, take_examples
+from nullbayes.jacobian.kernels import recurrent_kernels
 from nullbayes.jacobian.modules import HALF, evaluation_copy, unwrapped
 from nullbayes.precision import full_precision
 
@@ -52,6 +52,7 @@ class Network:
         self.model = model = unwrapped(model)
         self.module = evaluation_copy(model)
         self.output_fn = output_fn or the_output
+        self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
         chosen = _select(model, parameters)
         self.names = tuple(chosen)
         self.shapes = tuple(tuple(p.shape) for p in chosen.values())
@@ -101,7 +102,7 @@ class Network:
     def __call__(self, flat: Tensor, x: Any) -> Tensor:  # (P,) -> (n, ...)
         """Evaluate the network at the given parameters; outputs are (n, O), or what else the model puts out."""
         args, kwargs = _arguments(map_leaves(_widened, x) if self.widened else x)
-        with self.lock:
+        with self.lock, recurrent_kernels() if self._recurrent else contextlib.nullcontext():
             returned = functional_call(self.module, self.unflatten(flat), args, kwargs)
         outputs = self.output_fn(returned)
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.ndim == 0:
@@ -174,33 +175,6 @@ class Network:
             digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
             digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
-
-
-_kernels_lock = threading.Lock()
-_kernels_users: list[contextlib.ExitStack] = []  # the first of them holds the switches, which are the whole process's
-
-
-@contextlib.contextmanager
-def differentiable_kernels() -> Iterator[None]:
-    """Take, for a while, kernels that can be differentiated as they are, and full precision.
-
-    The fused attention kernels know neither forward mode nor ``vmap``.
-    """
-    with _kernels_lock:
-        switches = _kernels_users[0] if _kernels_users else contextlib.ExitStack()
-        if not _kernels_users:
-            switches.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-            torch.backends.mha.set_fastpath_enabled(False)
-            switches.enter_context(sdpa_kernel(SDPBackend.MATH))
-        _kernels_users.append(switches)
-    try:
-        with full_precision():
-            yield
-    finally:
-        with _kernels_lock:
-            _kernels_users.pop()
-            if not _kernels_users:
-                switches.close()
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

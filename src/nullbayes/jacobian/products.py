@@ -14,8 +14,9 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from nullbayes.jacobian.data import leaves, n_examples, take_examples
+from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.layers import LayerRows, LayersDiffer
-from nullbayes.jacobian.network import Network, differentiable_kernels
+from nullbayes.jacobian.network import Network
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.types import RowFunction
 
