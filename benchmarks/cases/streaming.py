@@ -1,9 +1,9 @@
 """A sweep that forms its rows again costs the same for 5 samples and for 30, and beats a JVP and a VJP for each of 30.
 
 ResNet-20 on CIFAR-10 (output rows) and a Swin transformer of the size of Swin-T (28 million parameters, 224 by 224
-pixels, loss rows): images a second of one sweep, for the published side on the first of them. Both sides take the same block steps; rows are formed once a block for
-all samples, or never, with 16 examples a block as published. For ResNet-20 a fit under a memory limit that its rows
-exceed follows. The full size needs a GPU.
+pixels, loss rows): images a second of one sweep, on the published side over the first of them only. Both sides take the
+same block steps; rows are formed once a block for all samples, or never, with 16 examples a block as published. For
+ResNet-20 a fit under a memory limit that its rows exceed follows. The full size needs a GPU.
 """
 
 from __future__ import annotations
