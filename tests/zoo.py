@@ -67,11 +67,18 @@ def call(model: nn.Module, x: Any) -> Any:
 
 def cast(x: Any, dtype: torch.dtype) -> Any:
     """Inputs whose floating-point tensors have another precision."""
+    return _mapped(lambda leaf: leaf.to(dtype) if leaf.is_floating_point() else leaf, x)
+
+
+def moved(x: Any, device: torch.device) -> Any:
+    """Inputs on another device."""
+    return _mapped(lambda leaf: leaf.to(device), x)
+
+
+def _mapped(change: Callable[[Tensor], Tensor], x: Any) -> Any:
     if isinstance(x, dict):
-        return {key: cast(value, dtype) for key, value in x.items()}
-    if isinstance(x, tuple):
-        return tuple(cast(value, dtype) for value in x)
-    return x.to(dtype) if x.is_floating_point() else x
+        return {key: _mapped(change, value) for key, value in x.items()}
+    return tuple(_mapped(change, value) for value in x) if isinstance(x, tuple) else change(x)
 
 
 # --- inputs -----------------------------------------------------------------------------------------------------------

@@ -14,15 +14,15 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import nullbayes as nb
-from drawing import randn
 from model_table import CASES
-from zoo import FORWARD, Case, call
+from zoo import FORWARD, Case, call, moved
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning"),
     pytest.mark.filterwarnings("ignore::nullbayes.errors.CollapseWarning"),
 ]
 N, S = 4, 5
+CPU = torch.device("cpu")
 
 
 def missing(case: Case) -> bool:
@@ -68,30 +68,31 @@ def slow_counted(case: Case, outputs: Tensor, y: Tensor) -> Tensor:  # (n, ...)
 
 
 class Slow:
-    """The model in float64, and its derivatives, one call of autograd each."""
+    """The model in float64 on a CPU, and its derivatives, one call of autograd each."""
 
     def __init__(self, case: Case) -> None:
-        self.case, self.model = case, case.build(torch.float64)
+        self.case, self.model = case, case.build(torch.float64).to(CPU)
         for layer in self.model.modules():
             if isinstance(layer, nn.Embedding):  # neither hides a derivative
                 layer.padding_idx, layer.sparse = None, False
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
 
     def outputs(self, x: Any) -> Tensor:
-        with sdpa_kernel(SDPBackend.MATH):
+        with CPU, sdpa_kernel(SDPBackend.MATH):
             return self.case.outputs(call(self.model, x))
 
     def rows(self, values: Callable[[], Tensor]) -> Tensor:  # () -> (R,)  gives  (R, P)
         """The derivatives of some values, checked by differences along a few directions."""
         rows = torch.stack([self._gradient(value) for value in values()])
         for seed in range(2):
-            direction = randn(rows.shape[1], generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            generator = torch.Generator().manual_seed(seed)
+            direction = torch.randn(rows.shape[1], generator=generator, dtype=torch.float64, device=CPU)
             torch.testing.assert_close(self.change(direction, values), rows @ direction, rtol=1e-4, atol=1e-6)
         return rows
 
     def change(self, direction: Tensor, values: Callable[[], Tensor]) -> Tensor:
         """How values change along a direction in the space of parameters, by differences."""
-        step = 1e-5 * direction.double()
+        step = 1e-5 * direction.double().to(CPU)
         return (self._moved(step, values) - self._moved(-step, values)) / 2e-5
 
     def _gradient(self, value: Tensor) -> Tensor:
@@ -142,20 +143,21 @@ def fit(case: Case, kind: type, model: nn.Module) -> Any:
 
 @each_pair
 def test_rows_and_predictions_are_those_of_slow_derivatives(case: Case, kind: type) -> None:
-    slow, (x, y), (x_new, _) = Slow(case), case.data(N, 1, torch.float64), case.data(3, 2, torch.float64)
+    slow = Slow(case)
+    (x, y), (x_new, _) = (moved(case.data(n, seed, torch.float64), CPU) for n, seed in ((N, 1), (3, 2)))
     posterior = fit(case, kind, case.wrap(case.build()))
     rows = posterior._jacobian.dense()
-    torch.testing.assert_close(rows.double(), slow.training_rows(kind, x, y), **tolerance(case))
+    torch.testing.assert_close(rows.double().to(CPU), slow.training_rows(kind, x, y), **tolerance(case))
 
     own = slow.outputs(x_new).detach()
     samples = own + torch.stack([slow.change(v, lambda: slow.outputs(x_new)) for v in posterior.directions]) / 2.0
     prediction = posterior.predict(case.data(3, 2)[0])
-    torch.testing.assert_close(prediction.samples.double(), samples, **tolerance(case))
+    torch.testing.assert_close(prediction.samples.double().to(CPU), samples, **tolerance(case))
     assert prediction.mean.shape == prediction.variance.shape == own.shape
 
     own = slow.outputs(x).detach()
     speaks = slow_counted(case, own, y)
-    change = (posterior.predict(case.data(N, 1)[0]).samples.double() - own) * speaks
+    change = (posterior.predict(case.data(N, 1)[0]).samples.double().to(CPU) - own) * speaks
     if kind is OUTPUT:
         assert change.abs().max() <= (1e-6 if case.dtype == torch.float64 else 2e-2) * own.abs().max()
     assert posterior.check_fit([case.data(N, 1)]).n_data == N
