@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
-from models import BATCHNORM, CLASSIFICATION, MLP, MODELS, NoGradBody, Task, call, vectors
+from models import BATCHNORM, CLASSIFICATION, MLP, MODELS, NoGradBody, Task, batches, call, vectors
 from nullbayes.errors import (
     DataError,
     LikelihoodError,
@@ -113,8 +113,8 @@ def test_nan_outputs_are_found_on_any_example() -> None:
     x[10] = 1e3
     model = Wrapped(lambda h: torch.where(h.abs() > 50, torch.nan, h))
     for likelihood in ("classification", lambda f, y: f.square().sum(1)):
-        with pytest.raises(ModelError, match="NaN or Inf on training examples 0 to 12"):
-            fit(model, [(x, torch.zeros(12, dtype=torch.long))], likelihood)
+        with pytest.raises(ModelError, match=r"NaN or Inf on batch 1 \(its example 3, counted from 0\)"):
+            fit(model, batches(x, torch.zeros(12, dtype=torch.long), (7, 5)), likelihood)
 
 
 def test_parameters_without_gradients_in_the_forward_pass_are_refused() -> None:

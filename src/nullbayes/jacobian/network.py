@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.data import take_examples
+from nullbayes.jacobian.batches import take_examples
 from nullbayes.precision import full_precision
 
 Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]

@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes.errors import ModelError, SettingsError
-from nullbayes.jacobian.data import BatchFn, Examples
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.finite import check_outputs, check_rows, pull_range, push_range
 from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network, Selection
-from nullbayes.jacobian.products import product_examples, pull, push
+from nullbayes.jacobian.products import product_examples, push
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
@@ -232,6 +234,7 @@ class JacobianRows(Rows):
         even = -(-(last - first) // -(-(last - first) // most))  # a small rest would cost as much as a whole chunk
         for start, stop in self.examples.ranges(even, first, last):
             part = self._layers.pieces(*self.examples.read(start, stop))
+            check_rows(self.examples, start, stop, [tensor for piece in part for tensor in piece.tensors()])
             if half:
                 part = [piece.halved() for piece in part]
             if not whole:
@@ -271,7 +274,7 @@ class JacobianRows(Rows):
 
     def _push(self, vectors: Tensor, first: int, last: int) -> Tensor:  # (S, P) -> (S, m)
         parts = [
-            push(self.function, self.network.theta, *self.examples.read(a, b), vectors).flatten(1)
+            push_range(self.function, self.network.theta, self.examples, a, b, vectors).flatten(1)
             for a, b in self._chunks(len(vectors), first, last)
         ]
         return torch.cat(parts, dim=1)
@@ -281,7 +284,7 @@ class JacobianRows(Rows):
         result = weights.new_zeros(len(weights), self.n_columns)
         for a, b in self._chunks(len(weights), first, last):
             part = weights[:, a - first : b - first]
-            result += pull(self.function, self.network.theta, *self.examples.read(a, b), part)
+            result += pull_range(self.function, self.network.theta, self.examples, a, b, part)
         return result
 
 
@@ -302,9 +305,7 @@ def _open(
         x, y = examples.read(start, stop)
         outputs.append(network.outputs(x))
         targets.append(y)
-        if not torch.isfinite(outputs[-1]).all():
-            msg = f"The network answers NaN or Inf on training examples {start} to {stop}."
-            raise ModelError(msg)
+        check_outputs(examples, start, outputs[-1])
         chosen.check(outputs[-1], y)
     return network, examples, chosen.fitted(torch.cat(outputs), torch.cat(targets))
 

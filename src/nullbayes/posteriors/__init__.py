@@ -8,7 +8,7 @@ from torch import nn
 
 from nullbayes import io
 from nullbayes.errors import FileError, NullBayesError
-from nullbayes.jacobian.data import BatchFn
+from nullbayes.jacobian.batches import BatchFn
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.posteriors.base import SamplePosterior as SamplePosterior
 from nullbayes.posteriors.loss_projected import LossProjectedPosterior as LossProjectedPosterior
