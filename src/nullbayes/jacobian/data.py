@@ -67,7 +67,7 @@ class Examples:
         self._layout: dict[str, Any] = {}
         self._batches: list[Batch] | None = []  # None: too large to hold
         self._sums, size = self._read_all(loader, held_bytes)
-        self._stream: Stream | None = Stream(loader, len(self._starts) - 1, self._split_again, held_bytes)
+        self._stream: Stream | None = Stream(loader, len(self._starts) - 1, held_bytes)
         self._fixed = False  # whether nobody else can write into what is held
         self._probe()
         if self._batches is None:
@@ -89,7 +89,7 @@ class Examples:
         """
         first, last = bisect_right(self._starts, start) - 1, bisect_right(self._starts, stop - 1) - 1
         if self._stream is not None:
-            batches = self._stream.read(first, last)
+            batches = self._stream.read(first, last, self._split_again)
         else:
             assert self._batches is not None
             batches = self._batches[first : last + 1]
@@ -161,7 +161,7 @@ class Examples:
         """Read the beginning a second time, by which most loaders that are not repeatable give themselves away."""
         assert self._stream is not None
         last = min(_PROBED_BATCHES, len(self._starts) - 1) - 1
-        for i, batch in enumerate(self._stream.read(0, last)):
+        for i, batch in enumerate(self._stream.read(0, last, self._split_again)):
             self._compare(i, 0, *batch)
 
     def _split_again(self, i: int, batch: Any) -> Batch:

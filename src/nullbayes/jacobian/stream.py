@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nullbayes.errors import DataError
@@ -32,16 +33,12 @@ class Stream:
         Read again for each pass.
     n_batches : int
         How many it must have.
-    split : callable
-        ``(number, batch) -> (inputs, targets)``; refuses what differs from the first time.
     held_bytes : int
         How much may be held of what was read, so that a block which is looked at twice is read once.
     """
 
-    def __init__(
-        self, loader: Iterable[Any], n_batches: int, split: Callable[[int, Any], Batch], held_bytes: int
-    ) -> None:
-        self._loader, self._n, self._split, self._held_bytes = loader, n_batches, split, held_bytes
+    def __init__(self, loader: Iterable[Any], n_batches: int, held_bytes: int) -> None:
+        self._loader, self._n, self._held_bytes = loader, n_batches, held_bytes
         self._first: Batch | None = None
         self._window: deque[tuple[Batch, int]] = deque()  # with their bytes
         self._iterator: Iterator[Any] | None = None
@@ -51,26 +48,32 @@ class Stream:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the pass that is under way: a copy begins its own."""
-        return {key: getattr(self, key) for key in ("_loader", "_n", "_split", "_held_bytes")}
+        return {key: getattr(self, key) for key in ("_loader", "_n", "_held_bytes")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take up what another reads, from the beginning."""
         Stream.__init__(self, *state.values())
 
-    def read(self, first: int, last: int) -> list[Batch]:
-        """Return batches ``first`` to ``last``, both included."""
+    def read(self, first: int, last: int, split: Callable[[int, Any], Batch]) -> list[Batch]:
+        """Return batches ``first`` to ``last``, both included.
+
+        ``split(number, batch)`` takes them apart, and refuses those that differ from the first time. It is not held:
+        whoever reads is then gone with the last reference to it, and so are the workers of the pass under way.
+        """
         with self._lock:
-            if last == 0 and self._first is not None:
-                return [self._first]
+            beginning = [] if first > 0 or self._first is None else [self._first]
+            first += len(beginning)
+            if first > last:
+                return beginning
             if first < self._next - len(self._window):
                 self._rewind()
             while self._next <= last:
                 self._shrink(keep_from=first)
-                self._advance()
-            begin = self._next - len(self._window)
-            batches = [self._window[i - begin][0] for i in range(first, last + 1)]
+                self._advance(split)
+            start = self._next - len(self._window)
+            batches = [self._window[i - start][0] for i in range(first, last + 1)]
             self._shrink(keep_from=last)
-            return batches
+            return beginning + batches
 
     def _rewind(self) -> None:
         self._iterator = None  # which ends its workers
@@ -82,12 +85,13 @@ class Stream:
         while self._window and self._next - len(self._window) < keep_from and self._bytes > self._held_bytes:
             self._bytes -= self._window.popleft()[1]
 
-    def _advance(self) -> None:
+    def _advance(self, split: Callable[[int, Any], Batch]) -> None:
         number = self._next
         if self._iterator is None:
-            self._iterator = iter(self._loader)
+            with torch.random.fork_rng(devices=()):  # a DataLoader draws a seed: samples must not depend on passes
+                self._iterator = iter(self._loader)
         try:
-            batch = self._split(number, next(self._iterator))
+            batch = split(number, next(self._iterator))
         except StopIteration:
             self._rewind()
             msg = (
