@@ -121,7 +121,7 @@ class Examples:
             shown = inside[:left]
             left -= len(shown)
             if not shown:
-                named.append("and of later batches")
+                named.append("and later batches")
                 break
             more = f" and {len(inside) - len(shown)} more" if len(shown) < len(inside) else ""
             named.append(

@@ -298,7 +298,9 @@ def _open(
     """Check model, data and likelihood against each other, and fit what the likelihood takes from the data."""
     network = model if isinstance(model, Network) else Network(model, parameters)
     examples = loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device)
-    network.check_examples(examples.read(0, min(8, len(examples)))[0])
+    few = examples.read(0, min(8, len(examples)))[0]
+    check_outputs(examples, 0, network.outputs(few))
+    network.check_examples(few)
     chosen = resolve(likelihood)
     outputs, targets = [], []
     for start, stop in examples.ranges(_OPENED.get(network.device.type, 64)):
