@@ -148,6 +148,10 @@ def augmented() -> Any:
     return [(x + 1e-6 * (i == 3), y) for i, (x, y) in enumerate(batches(X, Y, SIZES))]
 
 
+def augmented_first() -> Any:
+    return [(x + 1e-6 * (i == 0), y) for i, (x, y) in enumerate(batches(X, Y, SIZES))]
+
+
 def relabelled() -> Any:
     return [(x, (y + (i == 2)) % 3) for i, (x, y) in enumerate(batches(X, Y, SIZES))]
 
@@ -155,6 +159,7 @@ def relabelled() -> Any:
 CHANGED = {
     "shuffles": (shuffled, "Batch 3 is not the same when the loader is read.*shuffle=False"),
     "augments": (augmented, "Batch 3 is not the same.*no random transforms"),
+    "augments the first": (augmented_first, "Batch 0 is not the same"),
     "relabels": (relabelled, "Batch 2 is not the same"),
     "cuts otherwise": (lambda: batches(X, Y, (5, 1, 7, 5, 5)), "Batch 3 is not the same"),
     "loses a batch": (lambda: batches(X, Y, SIZES)[:4], "yields 4 batches now and yielded 5 at first.*same data"),
@@ -178,11 +183,11 @@ def test_a_change_is_caught_in_the_pass_in_which_it_happens(change: Callable[[],
     assert loader.passes == 3
 
 
-def test_after_an_error_a_pass_begins_anew() -> None:
-    loader = Reread(lambda times: augmented() if times == 2 else batches(X, Y, SIZES))
-    examples = streamed(loader)
+@pytest.mark.parametrize(("change", "fragment"), CHANGED.values(), ids=CHANGED)
+def test_after_an_error_a_pass_begins_anew(change: Callable[[], Any], fragment: str) -> None:
+    examples = streamed(Reread(lambda times: change() if times == 2 else batches(X, Y, SIZES)))
     check_all(examples, 4)
-    with pytest.raises(DataError, match="Batch 3"):
+    with pytest.raises(DataError, match=fragment):
         check_all(examples, 4)
     check_all(examples, 4)
 
