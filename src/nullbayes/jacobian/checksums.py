@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_WORDS = 2**16  # of 64 bits: longer examples are summed in segments, and the sums summed
-_AT_A_TIME = {"cpu": 2**17, "cuda": 2**24}  # words in work: on a CPU they stay in its cache
+_WORDS = 2**14  # of 64 bits: longer examples are summed in segments, and the sums summed
+_AT_A_TIME = {"cpu": 2**15 - 1, "cuda": 2**24}  # words in work: on a CPU they stay in its cache, and in one thread
 _STEP = 0x1E3779B97F4A7C15  # odd, so that no leaf's share is lost
 
 
@@ -46,7 +46,7 @@ def _summed(words: Tensor) -> Tensor:  # (n, w) -> (n,)
         segments = [_summed(segment) for segment in words.split(_WORDS, dim=1)]
         return _summed(torch.stack(segments, dim=1))
     low, high = (key[:width] for key in _keys(words.device))
-    rows = max(1, _AT_A_TIME.get(words.device.type, 2**17) // max(1, width))
+    rows = max(1, _AT_A_TIME.get(words.device.type, 2**15 - 1) // max(1, width))
     # the upper half of a word, shifted, has a key of its own: the first one alone would lose its upper bits
     if words.is_cuda:  # where integers have no matrix products
         parts = [torch.addcmul(part * low, part >> 32, high).sum(1) for part in words.split(rows)]
