@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import DataError, LikelihoodError, SettingsError
-from nullbayes.jacobian.data import BatchFn, inputs_of, leaves, map_leaves, n_examples, to_device
+from nullbayes.jacobian.batches import BatchFn, inputs_of, leaves, map_leaves, n_examples, to_device
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
-from models import BATCHNORM, CLASSIFICATION, MLP, MODELS, NoGradBody, Task, call, vectors
+from models import BATCHNORM, CLASSIFICATION, MLP, MODELS, NoGradBody, Task, batches, call, vectors
 from nullbayes.errors import (
     DataError,
     LikelihoodError,
@@ -117,11 +117,12 @@ def test_models_that_answer_unusably_are_refused(kind: type, function: Callable[
 
 def test_nan_outputs_are_found_on_any_example() -> None:
     x = vectors(12, torch.Generator().manual_seed(0))
-    x[10] = 1e3
     model = Wrapped(lambda h: torch.where(h.abs() > 50, torch.nan, h))
-    for likelihood in ("classification", lambda f, y: f.square().sum(1)):
-        with pytest.raises(ModelError, match="NaN or Inf on training examples 0 to 12"):
-            fit(model, [(x, torch.zeros(12, dtype=torch.long))], likelihood)
+    for n, where in ((10, r"batch 1 \(its example 3, counted from 0\)"), (2, "batch 0 .*example 2,")):
+        x[n] = 1e3
+        for likelihood in ("classification", lambda f, y: f.square().sum(1)):
+            with pytest.raises(ModelError, match=f"NaN or Inf on {where}"):
+                fit(model, batches(x, torch.zeros(12, dtype=torch.long), (7, 5)), likelihood)
 
 
 def test_parameters_without_gradients_in_the_forward_pass_are_refused() -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.data import as_batch, example_dims, map_leaves, take_examples
+from nullbayes.jacobian.batches import as_batch, example_dims, map_leaves, take_examples
 from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.layer_rules import RULES, pieces
 from nullbayes.jacobian.network import Network

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.data import leaves, map_leaves, n_examples, take_examples
+from nullbayes.jacobian.batches import leaves, map_leaves, n_examples, take_examples
 from nullbayes.jacobian.kernels import recurrent_kernels
 from nullbayes.jacobian.modules import HALF, evaluation_copy, unwrapped
 from nullbayes.precision import full_precision

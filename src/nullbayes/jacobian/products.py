@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
-from nullbayes.jacobian.data import leaves, n_examples, take_examples
+from nullbayes.jacobian.batches import leaves, n_examples, take_examples
 from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.layers import LayerRows, LayersDiffer
 from nullbayes.jacobian.network import Network

@@ -15,12 +15,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from nullbayes.errors import DataError, ModelError, SettingsError
-from nullbayes.jacobian.data import BatchFn, Examples
+from nullbayes.errors import DataError, SettingsError
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.finite import check_outputs, check_rows, pull_range, push_range
 from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.modes import compare_modes
 from nullbayes.jacobian.network import Network, OutputFn, Selection
-from nullbayes.jacobian.products import product_examples, pull, push
+from nullbayes.jacobian.products import product_examples
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
@@ -239,6 +241,7 @@ class JacobianRows(Rows):
         even = -(-(last - first) // -(-(last - first) // most))  # a small rest would cost as much as a whole chunk
         for start, stop in self.examples.ranges(even, first, last):
             part = self._layers.pieces(*self.examples.read(start, stop))
+            check_rows(self.examples, start, stop, [tensor for piece in part for tensor in piece.tensors()])
             if half:
                 part = [piece.halved() for piece in part]
             if not whole:
@@ -257,7 +260,7 @@ class JacobianRows(Rows):
 
     def _push(self, vectors: Tensor, first: int, last: int) -> Tensor:  # (S, P) -> (S, m)
         parts = [
-            push(self.function, self.network.theta, *self.examples.read(a, b), vectors).flatten(1)
+            push_range(self.function, self.network.theta, self.examples, a, b, vectors).flatten(1)
             for a, b in self._chunks(len(vectors), first, last)
         ]
         return torch.cat(parts, dim=1)
@@ -267,7 +270,7 @@ class JacobianRows(Rows):
         result = weights.new_zeros(len(weights), self.n_columns)
         for a, b in self._chunks(len(weights), first, last):
             part = weights[:, a - first : b - first]
-            result += pull(self.function, self.network.theta, *self.examples.read(a, b), part)
+            result += pull_range(self.function, self.network.theta, self.examples, a, b, part)
         return result
 
 
@@ -285,16 +288,16 @@ def _open(
     """
     network = model if isinstance(model, Network) else Network(model, parameters, output_fn)
     examples = loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device)
-    network.check_examples(examples.read(0, min(8, len(examples)))[0])
+    few = examples.read(0, min(8, len(examples)))[0]
+    check_outputs(examples, 0, network.outputs(few))
+    network.check_examples(few)
     chosen = resolve(likelihood)
     outputs, targets, n_counted = [], [], 0
     for start, stop in examples.ranges(_OPENED.get(network.device.type, 64)):
         x, y = examples.read(start, stop)
         outputs.append(network.outputs(x))
         targets.append(y)
-        if not torch.isfinite(outputs[-1]).all():
-            msg = f"The network answers NaN or Inf on training examples {start} to {stop}."
-            raise ModelError(msg)
+        check_outputs(examples, start, outputs[-1])
         chosen.check(outputs[-1], y)
         counted = chosen.counted(outputs[-1], y)
         n_counted += outputs[-1].numel() if counted is None else int(counted.sum())

@@ -8,7 +8,7 @@ from torch import nn
 
 from nullbayes import io
 from nullbayes.errors import FileError, NullBayesError
-from nullbayes.jacobian.data import BatchFn
+from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import OutputFn
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.posteriors.base import SamplePosterior as SamplePosterior

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from nullbayes import io, priors
 from nullbayes.errors import FileError, NotFittedError, SettingsError
-from nullbayes.jacobian.data import BatchFn, Examples
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.modules import unwrapped
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.products import linearized

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from nullbayes.jacobian.data import BatchFn
+from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.jacobian.rows import LossJacobian, OutputJacobian
 from nullbayes.likelihoods import Likelihood, LossFn

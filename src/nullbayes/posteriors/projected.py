@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nullbayes.jacobian.data import BatchFn, Examples
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.jacobian.rows import JacobianRows, OutputJacobian
 from nullbayes.likelihoods import Likelihood, LossFn
