@@ -124,7 +124,7 @@ class Network:
         current = _tensors(self.model)
         for name, old in {**self.unflatten(self.theta), **self._fixed}.items():
             new = current.get(name)
-            if new is None or not _same(new.detach().to(old.device), old):
+            if new is None or (new.dtype, new.device) != (old.dtype, old.device) or not _same(new.detach(), old):
                 msg = (
                     f"{name!r} of the model has changed since the posterior was made: "
                     "load the old parameters back, or make and fit a new posterior."
