@@ -66,7 +66,17 @@ ALLOWED_TORCH: dict[str, set[str]] = {
 }
 
 # What `import nullbayes` must not load: extras, test oracles, and what is slow to import.
-NOT_AT_IMPORT = ["click", "rich", "matplotlib", "sklearn", "scipy", "curvlinops", "pandas"]
+NOT_AT_IMPORT = [
+    "click",
+    "rich",
+    "matplotlib",
+    "sklearn",
+    "scipy",
+    "curvlinops",
+    "pandas",
+    "transformers",
+    "benchmarks",
+]
 
 
 def is_within(name: str, parent: str) -> bool:

@@ -368,40 +368,6 @@ def test_fit_comes_first(kind: type, ask: Callable[[Any], Any]) -> None:
         ask(kind(MLP.build()))
 
 
-AFTER_CHANGE = {
-    "predict": lambda p, x: p.predict(x),
-    "sampled": lambda p, x: p.predict(x, pred_type="sampled"),
-    "ood_score": lambda p, x: p.ood_score(x),
-    "exact variance": lambda p, x: p.functional_variance(x, exact=True),
-    "check_fit": lambda p, x: p.check_fit([(x, torch.zeros(len(x), dtype=torch.long))]),
-    "extend": lambda p, x: p.extend(2, progress=False),
-    "sampled_parameters": lambda p, x: p.sampled_parameters(0).__enter__(),
-    "fit": lambda p, x: p.fit([(x, torch.zeros(len(x), dtype=torch.long))], 4),
-}
-
-
-@pytest.mark.parametrize("ask", AFTER_CHANGE.values(), ids=AFTER_CHANGE)
-@pytest.mark.parametrize("name", ["8.bias", "0.weight", "1.running_mean"])
-def test_a_model_that_was_trained_on_is_refused(ask: Callable[[Any, Tensor], Any], name: str) -> None:
-    """8.bias varies; 0.weight does not, and neither does a running statistic: the outputs depend on all of them."""
-    model, data = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=4)
-    posterior = nb.ProjectedPosterior(model, parameters=["5.*", "8.*"]).fit([data], 4, progress=False)
-    tensor = model.state_dict()[name]
-    tensor += 1e-3
-    with pytest.raises(ModelError, match=f"'{name}'.*has changed since the posterior was made.*load the old"):
-        ask(posterior, data[0])
-
-
-def test_a_model_in_its_old_state_is_accepted_again() -> None:
-    model = FROZEN.build()
-    posterior = nb.ProjectedPosterior(model).fit(DATA, 4, progress=False)
-    before, state = posterior.predict(X).samples, copy.deepcopy(model.state_dict())
-    with torch.no_grad():
-        model.head.weight.mul_(2)
-    model.load_state_dict(state)
-    torch.testing.assert_close(posterior.predict(X).samples, before, rtol=0, atol=0)
-
-
 def test_evaluation_in_training_mode_that_moves_running_statistics_is_noticed() -> None:
     task: Task = CLASSIFICATION
     model, (x, y) = BATCHNORM.build(), task.data(BATCHNORM, n=4)

@@ -160,7 +160,7 @@ class Network:
         current = _tensors(self.model)
         for name, old in self._trained.items():
             new = current.get(name)
-            if new is None or new.dtype != old.dtype or not _same(new.detach().to(old.device), old):
+            if new is None or (new.dtype, new.device) != (old.dtype, old.device) or not _same(new.detach(), old):
                 msg = (
                     f"{name!r} of the model has changed since the posterior was made: "
                     "load the old parameters back, or make and fit a new posterior."

@@ -248,7 +248,12 @@ class SamplePosterior:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write samples, settings and a fingerprint of the model to a safetensors file, without the model itself."""
+        """Write samples, settings and a fingerprint of the model to a safetensors file, without the model itself.
+
+        The file is there whole or not at all, and an earlier one stays until then; a symbolic link stays a link.
+        """
+        _ = self.directions  # says what to do before fit
+        self._network.check_unchanged()
         header = {
             "kind": type(self).__name__,
             "parameters": list(zip(self._network.names, self._network.shapes, strict=True)),
@@ -289,14 +294,14 @@ class SamplePosterior:
             msg = f"The file belongs to a model of another structure: it has {missing!r}, which this model has not."
             raise FileError(msg)
         if likelihood is None:
-            stored = header["likelihood"]
+            stored = dict(header["likelihood"])
             if stored["name"] == "custom":
                 msg = (
                     "The posterior was fitted with a loss of your own, which a file cannot hold: "
                     "pass load(..., likelihood=loss)."
                 )
                 raise FileError(msg)
-            likelihood = resolve(**{"likelihood": stored["name"], **{k: v for k, v in stored.items() if k != "name"}})
+            likelihood = resolve(stored.pop("name"), **stored)
         wanted = set(names)
         posterior = cls(
             model, likelihood, parameters=lambda name, _: name in wanted, batch_fn=batch_fn, output_fn=output_fn,
@@ -304,11 +309,18 @@ class SamplePosterior:
         )  # fmt: skip
         network = posterior._network
         io.check_model(header, network.names, network.shapes, network.fingerprint())
-        directions = tensors["directions"]
-        if directions.ndim != 2 or directions.shape[1] != network.n_parameters or not torch.isfinite(directions).all():
-            msg = f"The file's directions have shape {tuple(directions.shape)} or are not finite: it was altered."
+        directions = tensors.get("directions", torch.zeros(0))
+        size, dtype = network.n_parameters, network.dtype
+        if directions.ndim != 2 or len(directions) < 2 or directions.shape[1] != size or directions.dtype != dtype:
+            msg = (
+                f"The file's directions are {directions.dtype} of shape {tuple(directions.shape)}, the model needs "
+                f"{dtype} of shape (samples, {size}): it was altered, fit and save again."
+            )
             raise FileError(msg)
-        posterior._directions = directions.to(network.device, network.dtype)
+        if not torch.isfinite(directions).all():
+            msg = "The file's directions are not finite: it was altered, fit and save again."
+            raise FileError(msg)
+        posterior._directions = directions.to(network.device)
         posterior._kernel_dimension = float(header["kernel_dimension"])
         posterior._restore(tensors, header)
         return posterior
