@@ -14,7 +14,7 @@ MADE := $(VENV)/.made-with-$(subst /,-,$(PYTHON))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark test test-all lint types format clean
+.PHONY: help demo benchmark test test-all lint types format docs clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,10 @@ format: $(INSTALLED) ## format the code, and repair what can be repaired by rule
 	@echo "==> ruff check --fix, ruff format"
 	@$(BIN)/ruff check --quiet --fix --exit-zero .
 	@$(BIN)/ruff format .
+
+docs: $(INSTALLED) ## write the pages that are made from the tests' tables
+	@echo "==> docs/compatibility.md"
+	@$(BIN)/python tests/compatibility/document.py
 
 clean: ## remove .venv, the caches and the build outputs
 	@echo "==> removing $(VENV), caches and build outputs"

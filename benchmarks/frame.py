@@ -92,7 +92,7 @@ def in_fresh_process(module: str, function: str, argument: Any) -> Any:
         f"print('\\n' + json.dumps(module.{function}(json.loads(sys.stdin.read()))))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps(argument), capture_output=True, text=True, check=False
+        [sys.executable, "-P", "-c", code], input=json.dumps(argument), capture_output=True, text=True, check=False
     )
     if done.returncode:
         msg = f"{module}.{function} failed in its own process:\n{done.stderr}"

@@ -1,7 +1,14 @@
 """Shared by all tests."""
 
+import sys
+
 import pytest
 import torch
+
+try:
+    import torchvision  # noqa: F401
+except Exception:  # missing, or its wheel does not fit torch's: other packages are to take it for missing, too
+    sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 torch.set_num_threads(1)  # the matrices are tiny: threads that wait for each other take longer than the work
 

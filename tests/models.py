@@ -253,7 +253,7 @@ MODELS = (
     Model("residual", Residual, vectors, "mixed"),
     Model("attention", Attention, sequences, "plain"),
 )
-MLP, BATCHNORM = MODELS[0], MODELS[5]
+MLP, CNN, BATCHNORM, ATTENTION = MODELS[0], MODELS[3], MODELS[5], MODELS[17]
 
 
 def call(model: nn.Module, x: Any) -> Tensor:

@@ -1,37 +1,25 @@
-"""A saved posterior comes back bit by bit, or is refused with the reason; reading one never runs anything."""
+"""A saved posterior comes back bit by bit, or is refused when the model is another."""
 
 from __future__ import annotations
 
-import json
-import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from torch import nn
 
 import nullbayes as nb
-from drawing import randint, randn
+from drawing import randn
+from files import EXACT, X_NEW, fit
 from models import BATCHNORM, CLASSIFICATION, CUSTOM, MLP, MODELS, REGRESSION, TASKS, Task, cauchy
-from nullbayes import io
-from nullbayes.errors import FileError, NotFittedError, NullBayesError, SettingsError
+from nullbayes.errors import FileError, NotFittedError, SettingsError
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 
-X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
-EXACT = nb.projectors.ExactDual()
-
 each_kind = pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior])
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-
-
-def fit(kind: type = nb.ProjectedPosterior, task: Task = CLASSIFICATION, n_samples: int = 4, **settings: Any) -> Any:
-    options = {"projector": EXACT, "progress": False, "generator": torch.Generator().manual_seed(0), **settings}
-    return kind(MLP.build(task.outputs), task.likelihood).fit([task.data()], n_samples, **options)
 
 
 @pytest.fixture
@@ -39,14 +27,6 @@ def saved(tmp_path: Path) -> Path:
     """A posterior file of the small network."""
     path = tmp_path / "posterior.safetensors"
     fit().save(path)
-    return path
-
-
-def rewritten(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> Path:
-    """The same file with its tensors or its header changed."""
-    tensors, header = io.read(path)
-    change(tensors, header)
-    io.save(path, tensors, header)
     return path
 
 
@@ -219,194 +199,3 @@ def test_whatever_the_outputs_depend_on_must_be_the_same(name: str, tmp_path: Pa
     model.state_dict()[name][0] += 1e-12
     with pytest.raises(FileError, match="other parameters"):
         nb.load(tmp_path / "file", model)
-
-
-# --- damaged files ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("keep", [0, 1, 7, 8, 50, 0.5, 0.9, -1])
-def test_a_truncated_file_is_refused(keep: float, saved: Path) -> None:
-    whole = saved.read_bytes()
-    length = int(keep * len(whole)) if isinstance(keep, float) else keep % len(whole)
-    saved.write_bytes(whole[:length])
-    with pytest.raises(FileError, match="not a posterior file, or it is truncated"):
-        nb.load(saved, MLP.build())
-
-
-def test_a_longer_file_is_refused(saved: Path) -> None:
-    saved.write_bytes(saved.read_bytes() + b"\0" * 8)
-    with pytest.raises(FileError, match="truncated or altered"):
-        nb.load(saved, MLP.build())
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_random_bytes_are_refused(seed: int, saved: Path) -> None:
-    noise = randint(256, (2000,), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
-    start = b"" if seed % 2 else (16).to_bytes(8, "little")  # half of them with a plausible length of the header
-    saved.write_bytes(start + bytes(noise.tolist()))
-    with pytest.raises(FileError, match="not a posterior file"):
-        nb.load(saved, MLP.build())
-
-
-class Trap:
-    """Touches a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize("write", [pickle.dump, torch.save], ids=["pickle", "torch"])
-def test_a_pickle_is_refused_and_never_run(write: Callable[[Any, Any], None], tmp_path: Path) -> None:
-    path, witness = tmp_path / "posterior.safetensors", tmp_path / "it ran"
-    with path.open("wb") as file:
-        write({"directions": Trap(witness)}, file)
-    with pytest.raises(FileError, match="not a posterior file"):
-        nb.load(path, MLP.build())
-    assert not witness.exists()
-    pickle.loads(pickle.dumps(Trap(witness)))
-    assert witness.exists()  # it would have
-
-
-@pytest.mark.parametrize("path", ["nowhere.safetensors", "."])
-def test_a_missing_file_is_named(path: str, tmp_path: Path) -> None:
-    with pytest.raises(FileError, match="no posterior file"):
-        nb.load(tmp_path / path, MLP.build())
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file({"directions": torch.zeros(4, 51)}, tmp_path / "weights.safetensors")
-    with pytest.raises(FileError, match="not a posterior file"):
-        nb.load(tmp_path / "weights.safetensors", MLP.build())
-
-
-@pytest.mark.parametrize("version", [io.FORMAT_VERSION + 1, 99, "1", None])
-def test_a_newer_format_asks_for_an_upgrade(version: Any, saved: Path) -> None:
-    rewritten(saved, lambda tensors, header: header.update(format_version=version))
-    with pytest.raises(FileError, match=f"format version {version}.*upgrade nullbayes"):
-        nb.load(saved, MLP.build())
-
-
-def keys_of_a_file() -> list[str]:
-    return [
-        "kind", "parameters", "fingerprint", "prior_precision", "kernel_dimension", "likelihood", "based", "report",
-        "hessian", *(f"report.{key}" for key in ("residual", "traces", "rank", "train_std", "seconds", "projector")),
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("key", keys_of_a_file())
-def test_a_header_that_lacks_something_is_refused(key: str, saved: Path) -> None:
-    def remove(tensors: dict[str, Any], header: dict[str, Any]) -> None:
-        outer, _, inner = key.partition(".")
-        del (header[outer] if inner else header)[inner or outer]
-
-    rewritten(saved, remove)
-    with pytest.raises(NullBayesError, match=r"file of this version|no report"):
-        nb.load(saved, MLP.build())
-
-
-ALTERATIONS: dict[str, tuple[Callable[[dict[str, Any], dict[str, Any]], Any], str]] = {
-    "kind": (lambda tensors, header: header.update(kind="os.system"), "altered"),
-    "precision, a word": (lambda tensors, header: header.update(prior_precision="much"), "altered"),
-    "precision, negative": (lambda tensors, header: header.update(prior_precision=-1.0), "prior_precision"),
-    "likelihood": (lambda tensors, header: header["likelihood"].update(name="poisson"), "poisson"),
-    "parameters": (lambda tensors, header: header.update(parameters=[["0.weight"]]), "altered"),
-    "report": (lambda tensors, header: header.update(report=[1, 2]), "altered"),
-    "residuals": (lambda tensors, header: header["report"]["residual"].pop(), "does not fit its samples"),
-    "no directions": (lambda tensors, header: tensors.pop("directions"), "altered"),
-    "NaN": (lambda tensors, header: tensors["directions"][2].fill_(torch.nan), "not finite"),
-    "infinity": (lambda tensors, header: tensors["directions"][0, 3:4].fill_(torch.inf), "not finite"),
-    "narrow": (lambda tensors, header: tensors.update(directions=torch.zeros(4, 50)), r"shape \(4, 50\)"),
-    "flat": (lambda tensors, header: tensors.update(directions=torch.zeros(51)), r"shape \(51,\)"),
-}
-
-
-@pytest.mark.parametrize(("change", "fragment"), ALTERATIONS.values(), ids=ALTERATIONS)
-def test_an_altered_file_is_refused(change: Any, fragment: str, saved: Path) -> None:
-    if fragment == "altered":  # other files may have nothing in them but the tensor that is taken out
-        fragment = "not a posterior file of this version, or it was altered"
-    rewritten(saved, lambda tensors, header: (change(tensors, header), tensors.setdefault("rest", torch.zeros(1))))
-    with pytest.raises(NullBayesError, match=fragment):
-        nb.load(saved, MLP.build())
-
-
-def test_a_file_is_tensors_and_json(saved: Path) -> None:
-    with safe_open(saved, framework="pt") as file:
-        assert list(file.keys()) == ["directions"]
-        header = json.loads(file.metadata()["nullbayes"])
-    assert header["format_version"] == 1
-    assert header["kind"] == "ProjectedPosterior"
-
-
-# --- a disk that does not play along ----------------------------------------------------------------------------------
-
-
-def contents(folder: Path) -> dict[str, bytes | None]:
-    return {path.name: path.read_bytes() if path.is_file() else None for path in folder.iterdir()}
-
-
-def test_saving_replaces_what_was_there(saved: Path) -> None:
-    posterior = fit(n_samples=6)
-    posterior.save(str(saved))
-    assert nb.load(saved, MLP.build()).n_samples == 6
-    assert list(contents(saved.parent)) == [saved.name]
-
-
-@pytest.mark.parametrize("where", ["missing/file", "posterior.safetensors/file"])
-def test_a_folder_that_is_not_there_is_named(where: str, saved: Path) -> None:
-    before = contents(saved.parent)
-    with pytest.raises(FileError, match="could not be written"):
-        fit().save(saved.parent / where)
-    assert contents(saved.parent) == before
-
-
-def test_a_folder_in_the_place_of_the_file_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "posterior").mkdir()
-    (tmp_path / "posterior" / "inside").write_text("mine")
-    with pytest.raises(FileError, match="could not be written"):
-        fit().save(tmp_path / "posterior")
-    assert contents(tmp_path) == {"posterior": None}
-    assert (tmp_path / "posterior" / "inside").read_text() == "mine"
-
-
-@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that not even root can write to")
-def test_a_folder_that_nobody_can_write_to_is_named() -> None:
-    with pytest.raises(FileError, match=r"could not be written to /proc/self/posterior"):
-        fit().save("/proc/self/posterior")
-
-
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is read-only for root")
-def test_a_read_only_folder_is_named(saved: Path) -> None:
-    before = contents(saved.parent)
-    saved.parent.chmod(0o500)
-    try:
-        with pytest.raises(FileError, match="could not be written"):
-            fit().save(saved)
-    finally:
-        saved.parent.chmod(0o700)
-    assert contents(saved.parent) == before
-
-
-def test_a_full_disk_leaves_the_earlier_file(saved: Path) -> None:
-    """Files may not grow beyond 2 kB for a moment: writing breaks off in the middle."""
-    resource = pytest.importorskip("resource")
-    posterior, before = fit(n_samples=100), contents(saved.parent)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2048, limits[1]))
-    try:
-        with pytest.raises(FileError, match="could not be written"):
-            posterior.save(saved)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert contents(saved.parent) == before
-    assert nb.load(saved, MLP.build()).n_samples == 4
-
-
-def test_a_saved_file_can_be_read_by_those_who_may_read_new_files(saved: Path) -> None:
-    plain = saved.parent / "plain"
-    plain.touch()
-    assert saved.stat().st_mode == plain.stat().st_mode

@@ -15,6 +15,7 @@ Projectors (noise in, kernel directions out)
     ``plan``                      which one a fit would take, and why
 
 Around them
+    ``as_module``                 a plain function of a dict of parameters, as a model
     ``likelihoods``               classification, binary, multilabel, regression, a loss of your own
     ``metrics``                   accuracy, confidence, nll, brier, ece, mce, auroc, fpr95
     ``errors``                    what can go wrong, by name
@@ -25,6 +26,7 @@ from nullbayes import errors as errors
 from nullbayes import likelihoods as likelihoods
 from nullbayes import metrics as metrics
 from nullbayes import projectors as projectors
+from nullbayes.jacobian.modules import as_module as as_module
 from nullbayes.jacobian.rows import LossJacobian as LossJacobian
 from nullbayes.jacobian.rows import OutputJacobian as OutputJacobian
 from nullbayes.linalg.held import DenseRows as DenseRows

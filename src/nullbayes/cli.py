@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import textwrap
 import time
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Run the command line, or say what it needs."""
-    try:
-        import click  # noqa: F401
-        import matplotlib  # noqa: F401
-        import sklearn  # noqa: F401
-    except ImportError as error:
-        msg = f"The command line needs {error.name}: pip install 'nullbayes[demo]'"
-        raise SystemExit(msg) from error
+    _need("click")
     _commands()()
+
+
+def _need(*modules: str) -> None:
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            msg = f"This command needs {name}: pip install 'nullbayes[demo]'"
+            raise SystemExit(msg)
 
 
 def _commands() -> Callable[[], Any]:
@@ -50,9 +52,7 @@ def _commands() -> Callable[[], Any]:
     @click.option(
         "--folder",
         type=click.Path(path_type=Path),
-        default=Path("benchmarks"),
-        show_default=True,
-        help="The folder benchmarks of a checkout.",
+        help="The folder benchmarks of a checkout; default that of the one which the library is installed from.",
     )
     @click.option("--data", type=click.Path(path_type=Path), help="Folder with the data sets; default NULLBAYES_DATA.")
     @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
@@ -61,7 +61,7 @@ def _commands() -> Callable[[], Any]:
     @click.option("--set", "overrides", multiple=True, metavar="NAME=VALUE", help="Replace an option of the cases.")
     @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write the results here as well.")
     @click.option("--list", "listing", is_flag=True, help="Say what cases there are.")
-    def benchmark(cases: tuple[str, ...], folder: Path, **options: Any) -> None:
+    def benchmark(cases: tuple[str, ...], folder: Path | None, **options: Any) -> None:
         """Run benchmark cases, all by default: each a claim, with figures and ratios measured in one run."""
         runner = load_benchmarks(folder)
         try:
@@ -74,21 +74,27 @@ def _commands() -> Callable[[], Any]:
     return commands
 
 
-def load_benchmarks(folder: Path) -> Any:
-    """Return the module that runs the benchmarks of a checkout; they are no part of the installed library."""
-    folder = folder.resolve()
+def load_benchmarks(folder: Path | None = None) -> Any:
+    """Return the module that runs the benchmarks of a checkout; they are no part of the installed library.
+
+    They are the library's own, or those that one names: never what happens to lie in the current folder.
+    """
+    folder = (folder or Path(nb.__file__).parents[2] / "benchmarks").resolve()
     if folder.name != "benchmarks" or not (folder / "run.py").is_file():
         msg = (
             f"There are no benchmarks in {folder}: they come with the source, not with the installed library. "
-            "Run this in a checkout of nullbayes, or say where its folder is: --folder CHECKOUT/benchmarks"
+            "Install a checkout (pip install -e CHECKOUT), or say where its folder is: --folder CHECKOUT/benchmarks"
         )
         raise SystemExit(msg)
-    sys.path.insert(0, str(folder.parent))
+    package = importlib.util.spec_from_file_location("benchmarks", folder / "__init__.py")
+    assert package is not None
+    sys.modules["benchmarks"] = importlib.util.module_from_spec(package)  # nothing else of the checkout can be imported
     return importlib.import_module("benchmarks.run")
 
 
 def run_demo(output: Path) -> None:
     """Run the demonstration and tell what happens."""
+    _need("matplotlib", "sklearn")
     import torch
 
     from nullbayes import demo

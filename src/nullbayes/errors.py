@@ -32,7 +32,7 @@ class NotFittedError(NullBayesError, RuntimeError):
 
 
 class FileError(NullBayesError, ValueError):
-    """A posterior file is damaged, too new, or belongs to another model."""
+    """A posterior file is damaged, too new, belongs to another model, or could not be written."""
 
 
 class NullBayesWarning(UserWarning):

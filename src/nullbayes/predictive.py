@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import DataError, LikelihoodError, SettingsError
-from nullbayes.jacobian.data import BatchFn, inputs_of, leaves, map_leaves, n_examples, to_device
+from nullbayes.jacobian.batches import BatchFn, inputs_of, leaves, map_leaves, n_examples, to_device
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood
@@ -31,14 +31,14 @@ class Prediction:
 
     Attributes
     ----------
-    mean : Tensor (N, O)
+    mean : Tensor (N, ...)
         Mean of the outputs over the samples (logits, for a classifier).
-    variance : Tensor (N, O)
+    variance : Tensor (N, ...)
         Their variance: how far the training data leave the output open. A regression's noise is not in it.
-    probs : Tensor (N, O) or None
+    probs : Tensor (N, ...) or None
         Mean of the probabilities over the samples; None for likelihoods without any.
-    samples : Tensor (S, N, O)
-        The outputs of each sample.
+    samples : Tensor (S, N, ...)
+        The outputs of each sample, in the shape that the model gives them: (N, O) for most.
     """
 
     mean: Tensor
@@ -47,7 +47,7 @@ class Prediction:
     samples: Tensor
 
 
-def sample_outputs(network: Network, x: Any, deviations: Tensor, pred_type: str) -> Tensor:  # (S, P) -> (S, n, O)
+def sample_outputs(network: Network, x: Any, deviations: Tensor, pred_type: str) -> Tensor:  # (S, P) -> (S, n, ...)
     """Return the outputs of each sample on one batch of inputs."""
     if pred_type == "linearized":
         outputs, change = linearized(network, x, deviations)
@@ -101,7 +101,7 @@ def predict(
     return summarize(torch.cat(parts, dim=1), likelihood)
 
 
-def summarize(samples: Tensor, likelihood: Likelihood) -> Prediction:  # (S, N, O)
+def summarize(samples: Tensor, likelihood: Likelihood) -> Prediction:  # (S, N, ...)
     """Reduce output samples to mean, variance and mean probabilities."""
     probs = likelihood.probabilities(samples).mean(0) if likelihood.has_probabilities else None
     return Prediction(samples.mean(0), samples.var(0), probs, samples)
@@ -118,20 +118,22 @@ def score(prediction: Prediction, likelihood: Likelihood, kind: str) -> Tensor: 
         msg = f"kind must be one of {', '.join(SCORES)}, not {kind!r}."
         raise SettingsError(msg)
     if kind == "max_variance":
-        return prediction.variance.amax(1)
+        return prediction.variance.flatten(1).amax(1)
     if kind == "sum_variance":
-        return prediction.variance.sum(1)
+        return prediction.variance.flatten(1).sum(1)
     if prediction.probs is None:
         msg = f"kind={kind!r} needs probabilities, which a {likelihood.name} likelihood has not: use 'max_variance'."
         raise LikelihoodError(msg)
     probs = likelihood.probabilities(prediction.samples)
     if kind == "max_prob_variance":
-        return probs.var(0).amax(1)
-    total = likelihood.entropy(prediction.probs)
-    return total if kind == "entropy" else (total - likelihood.entropy(probs).mean(0)).clamp_min(0.0)
+        return probs.var(0).flatten(1).amax(1)
+    total = likelihood.entropy_terms(prediction.probs)
+    if kind == "mutual_information":
+        return (total - likelihood.entropy_terms(probs).mean(0)).flatten(1).sum(1).clamp_min(0.0)
+    return total.flatten(1).sum(1)
 
 
-def mean_nll(samples: Tensor, targets: Tensor, likelihood: Likelihood) -> float:  # (S, N, O)
+def mean_nll(samples: Tensor, targets: Tensor, likelihood: Likelihood) -> float:  # (S, N, ...)
     """Return minus the mean log of the *mean* predictive density at the targets."""
     losses = torch.stack([likelihood.loss(outputs, targets) for outputs in samples]).double()
     return math.log(len(losses)) - float(torch.logsumexp(-losses, 0).mean())

@@ -25,7 +25,8 @@ import nullbayes as nb
 from drawing import randperm
 from models import CLASSIFICATION, MLP, MODELS, REGRESSION, batches, jacobian
 from nullbayes.errors import DataError, NullBayesError
-from nullbayes.jacobian.data import Examples, inputs_of, n_examples
+from nullbayes.jacobian.batches import inputs_of, n_examples
+from nullbayes.jacobian.data import Examples
 
 X, Y = CLASSIFICATION.data(n=7)
 DATASET = TensorDataset(X, Y)

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 import drawing
 import nullbayes as nb
-from models import BATCHNORM, CLASSIFICATION, MLP, MODELS, Model, Slow, jacobian
+from models import ATTENTION, BATCHNORM, CLASSIFICATION, MLP, MODELS, Attention, Model, Slow, jacobian
 from nullbayes.errors import ModelError
-from nullbayes.jacobian import layer_rules, layers
+from nullbayes.jacobian import layers
+from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.layer_rules import RULES
-from nullbayes.jacobian.network import Network, differentiable_kernels
+from nullbayes.jacobian.network import Network
 from nullbayes.linalg.pieces import OuterPiece
 
 
@@ -66,6 +67,8 @@ LAYERS: dict[str, tuple[nn.Module, Tensor, int]] = {  # layer, inputs, dimension
     "rmsnorm": (nn.RMSNorm(4, eps=0.1), randn(5, 3, 4), -1),
     "embedding": (nn.Embedding(6, 4), randint(6, 5, 7), -1),
     "embedding, one word": (nn.Embedding(6, 4), randint(6, 5), -1),
+    "prelu": (nn.PReLU(), randn(5, 4), 1),
+    "prelu, channels": (nn.PReLU(3), randn(5, 3, 4, 2), 1),
 }
 each_layer = pytest.mark.parametrize("name", LAYERS)
 
@@ -104,16 +107,27 @@ def test_every_rule_is_tested() -> None:
     assert set(RULES) == {type(layer) for layer, _, _ in LAYERS.values()}
 
 
-def test_the_row_of_padding_is_zero_as_it_is_when_training() -> None:
-    words = nn.Embedding(6, 4, padding_idx=2).double()
-    x, gradients = torch.tensor([[2, 1, 2], [2, 2, 5]]), randn(2, 3, 3, 4)
-    (piece,) = layer_rules.pieces(RULES[nn.Embedding](words, x, gradients), {"weight": 0})
-    found = torch.zeros(6, 24, dtype=torch.float64)
-    piece.put_dense(found)
-    found = found.view(2, 3, 6, 4)
-    assert not found[:, :, [0, 2, 3, 4]].any()
-    torch.testing.assert_close(found[0, :, 1], gradients[0, :, 1])
-    torch.testing.assert_close(found[1, :, 5], gradients[1, :, 2])
+class Words(nn.Module):
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(6, 4, **options), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.words(x).sum(1).tanh())
+
+
+@pytest.mark.parametrize("options", [{"padding_idx": 2}, {"sparse": True}], ids=str)
+def test_how_an_embedding_was_trained_does_not_hide_its_derivatives(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    special, plain, x = Words(**options).double(), Words().double(), torch.tensor([[2, 1, 2], [2, 2, 5]])
+    with torch.no_grad():
+        special.words.weight += 0.3  # the padding is zero at first
+    plain.load_state_dict(special.state_dict())
+    rows, wanted = (nb.OutputJacobian(model, [(x, torch.tensor([0, 1]))]).dense() for model in (special, plain))
+    torch.testing.assert_close(rows, wanted)
+    torch.testing.assert_close(rows, jacobian(plain, x).flatten(0, 1))
+    assert special.words.padding_idx == options.get("padding_idx")
+    assert special.words.sparse == options.get("sparse", False)
 
 
 def test_a_convolution_with_one_position_is_held_as_factors() -> None:
@@ -276,3 +290,87 @@ def test_chunks_are_counted_as_they_are_formed(
     monkeypatch.setattr(layers.LayerRows, "pieces", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
     rows._form(0, 7, working // share)
     assert len(sizes) == n_chunks
+
+
+class Shared(nn.Module):
+    """Positions are the same for all examples; `fold` puts the examples where others have none."""
+
+    def __init__(self, fold: str = "") -> None:
+        super().__init__()
+        self.fold, self.places, self.body = fold, nn.Embedding(3, 2), nn.Linear(2, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, 3, 2)
+        h = x + self.places(torch.arange(3, device=x.device)[None])
+        if self.fold == "all in one":
+            return self.head(self.body(h.flatten(0, 1)[None]).view(len(x), 3, 4).tanh().mean(1))
+        if self.fold == "first":
+            return self.head(self.body(h[None])[0].tanh().mean(1))
+        return self.head(self.body(h).tanh().mean(1))
+
+
+@pytest.mark.parametrize(
+    ("fold", "route"), [("", "by layers (100%"), ("all in one", "vmap(jacrev)"), ("first", "vmap(jacrev)")]
+)
+def test_what_all_examples_share_has_rows_of_its_own(fold: str, route: str) -> None:
+    torch.manual_seed(0)
+    model, x = Shared(fold).double(), randn(5, 3, 2)
+    rows = nb.OutputJacobian(model, [(x, torch.zeros(5, dtype=torch.long))])
+    assert rows.route.startswith(route)
+    torch.testing.assert_close(rows.dense(), jacobian(model, x).flatten(0, 1))
+
+
+class WrongForward(torch.autograd.Function):
+    """Knows its derivative in reverse mode only; the other is off by a factor."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * ctx.saved_tensors[0].cos()
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return 2 * tangent * ctx.saved_tensors[0].cos()
+
+
+class Sine(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(WrongForward.apply(self.body(x)))
+
+
+def test_forward_mode_that_is_wrong_is_not_used() -> None:
+    torch.manual_seed(0)
+    model, (x, y) = Sine().double(), CLASSIFICATION.data()
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit([(x, y)], 2, progress=False)
+    assert "predictions by rows" in posterior.report.route
+    wanted = model(x) + torch.einsum("nop,sp->sno", jacobian(model, x), posterior.directions)
+    torch.testing.assert_close(posterior.predict(x).samples, wanted)
+    with pytest.raises(ModelError, match=r'torch has wrong for this network: use "form"'):
+        nb.OutputJacobian(model, [(x, y)], storage="products")
+
+
+def test_rows_that_vmap_has_wrong_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y) = Attention(3).double(), CLASSIFICATION.data(ATTENTION)
+    right = layers.vmap
+
+    def wrong(function: Any, **options: Any) -> Any:
+        return lambda *args: 1.01 * right(function, **options)(*args)
+
+    monkeypatch.setattr(layers, "vmap", wrong)
+    rows = nb.OutputJacobian(model.eval(), [(x, y)])
+    assert rows.route == "example by example"
+    torch.testing.assert_close(rows.dense(), jacobian(model, x).flatten(0, 1))

@@ -13,7 +13,7 @@ import nullbayes as nb
 from drawing import randn
 from models import CLASSIFICATION, MODELS, Model, Slow, call, jacobian
 from nullbayes.jacobian import layers, products
-from nullbayes.jacobian.data import map_leaves
+from nullbayes.jacobian.batches import map_leaves
 from nullbayes.jacobian.network import Network
 
 each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)

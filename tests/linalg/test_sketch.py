@@ -37,6 +37,7 @@ def test_a_sketch_of_full_size_is_orthogonal(columns: int) -> None:
 def test_lengths_are_kept_the_better_the_larger_the_sketch() -> None:
     vectors = torch.zeros(40, 1000, dtype=torch.float64)
     vectors[:, :3] = normal(40, 3)  # few entries: a plain choice of entries would see nothing of them
+    vectors[0] = 1.0  # a single entry after the transform, but for the signs
     lengths = vectors.square().sum(1)
     errors = [float((sketch(1000, s, 0)(vectors).square().sum(1) / lengths - 1).abs().max()) for s in (30, 200, 1024)]
     assert errors[0] > errors[1] > errors[2]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import matrix_from_singular_values, rand, randint, randperm
+from drawing import matrix_from_singular_values, rand, randint, randn, randperm
 from nullbayes.errors import ConvergenceWarning
-from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Projector
+from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Projector
 from nullbayes.testing import kernel_projector
 
 TIGHT = 1e-11
@@ -91,16 +91,61 @@ def test_repeated_rows_and_zero_rows_do_not_matter(name: str, matrix: Tensor, se
 
 @every_projector
 @few
-@given(seed=st.integers(0, 1000), block_rows=st.integers(1, 12))
-def test_length_of_rows_does_not_matter(name: str, seed: int, block_rows: int) -> None:
+@given(
+    seed=st.integers(0, 1000), block_rows=st.integers(1, 12), span=st.integers(0, 30),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)  # fmt: skip
+def test_length_of_rows_does_not_matter(name: str, seed: int, block_rows: int, span: int, dtype: torch.dtype) -> None:
+    """Rows of one matrix may be up to 1e60 times as long as others."""
     matrix = matrix_from_singular_values(torch.linspace(1, 2, 12), 12, 20, seeded(seed))
-    lengths = 10 ** (12 * rand(12, 1, dtype=torch.float64, generator=seeded(seed)) - 6)
+    lengths = 10 ** (span * (2 * rand(12, 1, dtype=torch.float64, generator=seeded(seed)) - 1))
     projector = PROJECTORS[name]()
     if not name.startswith("Exact"):
         # the stopping sentence speaks of |A v|, in which rows a million times shorter hardly count: sweep on regardless
         projector = replace(projector, rtol=1e-30, max_sweeps=300)
-    state = projector.prepare(nb.DenseRows(lengths * matrix, block_rows))
+    state = projector.prepare(nb.DenseRows((lengths * matrix).to(dtype), block_rows))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
-        directions = projector.apply(state, torch.eye(20, dtype=torch.float64)).directions
-    assert_near(directions, kernel_projector(matrix))
+        directions = projector.apply(state, torch.eye(20, dtype=dtype)).directions
+    assert directions.dtype is dtype
+    assert_near(directions.double(), kernel_projector(matrix), 1e-9 if dtype is torch.float64 else 1e-5)
+
+
+# --- odd rows, odd noise, every precision and scale -------------------------------------------------------------------
+
+ALL = {**PROJECTORS, "Lanczos": lambda: Lanczos(rtol=TIGHT)}
+PRECISIONS = {torch.float64: (TIGHT, 1e-8), torch.float32: (1e-4, 5e-3)}  # the tolerance, and how near that brings
+
+
+@st.composite
+def odd_matrices(draw: st.DrawFn) -> Tensor:
+    """Any shape and rank, with rows that repeat, rows and columns of zeros, all in any order."""
+    matrix, generator = draw(matrices()), seeded(draw(st.integers(0, 1000)))
+    again = randint(len(matrix), (draw(st.integers(0, 5)),), generator=generator)
+    matrix = torch.cat([matrix, matrix[again], matrix.new_zeros(draw(st.integers(0, 3)), matrix.shape[1])])
+    matrix = torch.cat([matrix, matrix.new_zeros(len(matrix), draw(st.integers(0, 3)))], dim=1)
+    return matrix[randperm(len(matrix), generator=generator)][:, randperm(matrix.shape[1], generator=generator)]
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("name", ALL)
+@settings(few, max_examples=30)
+@given(
+    matrix=odd_matrices(), block_rows=st.integers(1, 40), exponent=st.sampled_from([-30, 30, -20, 20, -8, 8, 0]), n_samples=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_projection_is_the_oracles_at_every_scale(
+    name: str, dtype: torch.dtype, matrix: Tensor, block_rows: int, exponent: int, n_samples: int, seed: int
+) -> None:
+    rtol, atol = PRECISIONS[dtype]
+    projector = replace(ALL[name](), rtol=rtol)
+    noise = randn(n_samples, matrix.shape[1], generator=seeded(seed), dtype=dtype)
+    state = projector.prepare(nb.DenseRows((matrix * 10.0**exponent).to(dtype), block_rows))
+    projection = projector.apply(state, noise)
+    assert projection.directions.dtype is dtype
+    assert projection.info.converged.all()
+    assert_near(projection.directions.double(), noise.double() @ kernel_projector(matrix), atol)
+    nothing = projector.apply(state, torch.zeros_like(noise))
+    assert not nothing.directions.any()
+    assert nothing.info.converged.all()
+    assert not nothing.info.residual.any()

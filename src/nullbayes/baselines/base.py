@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from nullbayes import priors
 from nullbayes.baselines.report import BaselineReport
-from nullbayes.errors import LikelihoodError, NotFittedError, SettingsError
-from nullbayes.jacobian.data import BatchFn, Examples, n_examples, take_examples
-from nullbayes.jacobian.network import Selection
+from nullbayes.errors import FileError, LikelihoodError, NotFittedError, SettingsError
+from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.jacobian.products import output_rows
 from nullbayes.jacobian.rows import OutputJacobian
 from nullbayes.likelihoods import Likelihood, LossFn
@@ -55,7 +56,7 @@ class Baseline(SamplePosterior):
 
     Parameters
     ----------
-    model, likelihood, parameters, batch_fn
+    model, likelihood, parameters, batch_fn, output_fn
         See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`.
     prior_precision : float
         The precision of the Gaussian prior; see ``optimize_prior_precision``.
@@ -75,9 +76,13 @@ class Baseline(SamplePosterior):
         parameters: Selection = None,
         prior_precision: float = 1.0,
         batch_fn: BatchFn | None = None,
+        output_fn: OutputFn | None = None,
     ) -> None:
         self._check_prior(prior_precision)
-        super().__init__(model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn)
+        super().__init__(
+            model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn,
+            output_fn=output_fn,
+        )  # fmt: skip
 
     # --- fitting ------------------------------------------------------------------------------------------------------
 
@@ -177,7 +182,7 @@ class Baseline(SamplePosterior):
         self._network.check_unchanged()
         most = _ROW_BYTES.get(self._network.device.type, 2**28)
         for piece in stream(x, self._network, self._batch_fn, 1):
-            width = self._network.outputs(take_examples(piece, 0, 1)).numel()
+            width = math.prod(self._network.output_shape(piece))
             step = max(1, most // (width * self._network.n_parameters * self._network.dtype.itemsize))
             for start in range(0, n_examples(piece), step):
                 part = take_examples(piece, start, start + step)
@@ -270,5 +275,15 @@ class Baseline(SamplePosterior):
         return {"report": self._report, "seed": self._seed}
 
     def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        self._report, self._seed = dict(header["report"]), int(header["seed"])
-        _ = self.report  # as one would read it
+        self._report, self._seed = dict(header["report"]), header["seed"]
+        try:
+            self._take_up({name: tensor.to(self._network.device) for name, tensor in tensors.items()})
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            msg = (
+                f"The file's tensors are not those of a {type(self).__name__} of this model: it was altered, "
+                f"fit and save again ({type(error).__name__}: {error})."
+            )
+            raise FileError(msg) from error
+
+    def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take up the tensors that a method added to the file."""

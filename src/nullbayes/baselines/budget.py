@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from nullbayes.baselines.base import Baseline, Work
 from nullbayes.errors import SettingsError
-from nullbayes.jacobian.data import BatchFn
-from nullbayes.jacobian.network import Selection
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn
 
 _COPIES = 3  # of the vectors, while they are found
@@ -21,7 +21,7 @@ class Budgeted(Baseline):
 
     Parameters
     ----------
-    model, likelihood, parameters, prior_precision, batch_fn
+    model, likelihood, parameters, prior_precision, batch_fn, output_fn
         See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
     memory_budget : int
         Numbers that may be held, as a multiple of the number of parameters; the paper takes 300 for all such methods.
@@ -35,9 +35,13 @@ class Budgeted(Baseline):
         parameters: Selection = None,
         prior_precision: float = 1.0,
         batch_fn: BatchFn | None = None,
+        output_fn: OutputFn | None = None,
         memory_budget: int = 300,
     ) -> None:
-        super().__init__(model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn)
+        super().__init__(
+            model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn,
+            output_fn=output_fn,
+        )  # fmt: skip
         if memory_budget < 1:
             msg = f"memory_budget must be at least 1, one vector of the size of the parameters, not {memory_budget}."
             raise SettingsError(msg)

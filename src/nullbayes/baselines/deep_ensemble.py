@@ -12,7 +12,8 @@ from torch import nn
 from nullbayes.baselines.base import Work
 from nullbayes.baselines.members import Members
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.data import to_device
+from nullbayes.jacobian.batches import to_device
+from nullbayes.jacobian.modules import unwrapped
 
 
 class DeepEnsemble(Members):
@@ -20,7 +21,7 @@ class DeepEnsemble(Members):
 
     Parameters
     ----------
-    model, likelihood, parameters, batch_fn
+    model, likelihood, parameters, batch_fn, output_fn
         See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`. The model says what structure the
         members have, and what ``check_fit`` compares with; it is no member itself.
     """
@@ -57,6 +58,6 @@ class DeepEnsemble(Members):
                 if not isinstance(member, nn.Module):
                     msg = f"train(seed) must return a trained nn.Module, not {type(member).__name__}."
                     raise ModelError(msg)
-                states.append(to_device(dict(member.state_dict()), self._network.device))
+                states.append(to_device(dict(unwrapped(member).state_dict()), self._network.device))
         self._take_members(states)
         return None, "networks trained from different starts"

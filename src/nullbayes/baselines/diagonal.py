@@ -17,7 +17,7 @@ class DiagonalLaplace(Laplace):
 
     Parameters
     ----------
-    model, likelihood, parameters, prior_precision, batch_fn
+    model, likelihood, parameters, prior_precision, batch_fn, output_fn
         See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
     """
 

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from nullbayes.baselines.base import Work
 from nullbayes.baselines.laplace import Laplace
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.data import Examples, n_examples
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.rows import OutputJacobian
 from nullbayes.linalg.curvature import Curvature, Kronecker
 from nullbayes.linalg.curvature.kronecker import Factor, decomposed
@@ -32,7 +31,7 @@ class KroneckerLaplace(Laplace):
 
     Parameters
     ----------
-    model, likelihood, parameters, prior_precision, batch_fn
+    model, likelihood, parameters, prior_precision, batch_fn, output_fn
         See :class:`Baseline <nullbayes.baselines.base.Baseline>`; ``parameters`` leaves out layers of other kinds.
     """
 
@@ -44,35 +43,31 @@ class KroneckerLaplace(Laplace):
 
 
 class _Scaled(nn.Module):
-    """The function whose rows are differentiated, as a module that is called with inputs alone.
+    """The function whose rows are differentiated, as a module of pairs of inputs and targets.
 
     Its outputs are already scaled by a root of the likelihood's Hessian, so that the plain sum of squares, whose own
     Hessian is two, stands for every likelihood.
     """
 
-    def __init__(self, rows: OutputJacobian, network: Network, leaves: list[Tensor]) -> None:
+    def __init__(self, rows: OutputJacobian, leaves: list[Tensor]) -> None:
         super().__init__()
-        self.inner, self._leaves, self._network = network.module, leaves, network
-        self._root = rows.likelihood.hessian_root
+        self.inner, self._function, self._leaves = rows.network.module, rows.function, leaves
 
-    def forward(self, x: Any) -> Tensor:
+    def forward(self, pair: tuple[Any, Tensor]) -> Tensor:
         """Return scaled outputs."""
-        flat = torch.cat([leaf.reshape(-1) for leaf in self._leaves])
-        outputs = self._network(flat, x).flatten(1)
-        root = self._root(outputs.detach(), outputs.detach())
-        return (root @ outputs[..., None])[..., 0]
+        return self._function(torch.cat([leaf.reshape(-1) for leaf in self._leaves]), *pair)
 
 
 class _Batches:
-    """Inputs in batches, with targets of zero: the Hessian of a sum of squares does not depend on them."""
+    """The data in batches, with zeros for the sum of squares, whose Hessian does not depend on them."""
 
     def __init__(self, examples: Examples, width: int) -> None:
         self._examples, self._width = examples, width
 
-    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[tuple[Any, Tensor], Tensor]]:
         for start, stop in self._examples.ranges(_BATCH):
-            x, _ = self._examples.read(start, stop)
-            yield x, torch.zeros(stop - start, self._width, device=self._examples.device)
+            pair = self._examples.read(start, stop)
+            yield pair, torch.zeros(stop - start, self._width, device=self._examples.device)
 
 
 def _factors(rows: OutputJacobian) -> Iterator[Factor]:
@@ -81,16 +76,17 @@ def _factors(rows: OutputJacobian) -> Iterator[Factor]:
     network = copy.copy(rows.network)
     shared = {id(t): t for t in (*network.module.parameters(), *network.module.buffers())}
     network.module = copy.deepcopy(network.module, shared)  # for its hooks
+    rows = OutputJacobian(network, rows.examples, rows.likelihood, hessian=True)
     named = dict(network.module.named_parameters())
     leaves = [named[name].detach().requires_grad_() for name in network.names]
-    model = _Scaled(rows, network, leaves)
+    model = _Scaled(rows, leaves)
     mapping = _layers(operator, leaves, model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a dependency deprecates is no news for the user
         kfac = operator(
             model, nn.MSELoss(reduction="sum"), leaves, _Batches(rows.examples, rows.granule), fisher_type="type-2",
             check_deterministic=False, num_per_example_loss_terms=1, num_data=len(rows.examples),
-            batch_size_fn=n_examples,
+            batch_size_fn=lambda pair: len(pair[1]),
         )  # fmt: skip
         try:
             with torch.enable_grad():

@@ -26,7 +26,7 @@ class LanczosLaplace(LowRankLaplace):
 
     Parameters
     ----------
-    model, likelihood, parameters, prior_precision, batch_fn, memory_budget
+    model, likelihood, parameters, prior_precision, batch_fn, output_fn, memory_budget
         See :class:`Budgeted <nullbayes.baselines.budget.Budgeted>`.
     """
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nullbayes import priors
 from nullbayes.baselines.base import Baseline, Work
-from nullbayes.errors import FileError, NotFittedError
+from nullbayes.errors import NotFittedError
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors import noise
 from nullbayes.precision import full_precision
@@ -111,15 +111,11 @@ class Laplace(Baseline):
         held = {} if self._curvature is None else self._curvature.tensors()
         return {_PREFIX + name: tensor for name, tensor in held.items()}
 
-    def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
         self._drawn_at = self.prior_precision
         held = {n.removeprefix(_PREFIX): t for n, t in tensors.items() if n.startswith(_PREFIX)}
         if held:
-            if not all(bool(torch.isfinite(t).all()) for t in held.values()):
-                msg = "The file's curvature is not finite: it was altered."
-                raise FileError(msg)
-            self._curvature = self._rebuilt({name: t.to(self._network.device) for name, t in held.items()})
+            self._curvature = self._rebuilt(held)
             if self._curvature.n_columns != self._network.n_parameters:
-                msg = "The file's curvature does not fit its parameters: it was altered."
-                raise FileError(msg)
-        super()._restore(tensors, header)
+                msg = f"a curvature of {self._curvature.n_columns} columns"
+                raise ValueError(msg)

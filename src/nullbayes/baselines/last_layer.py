@@ -8,8 +8,9 @@ from torch import nn
 
 from nullbayes.baselines.linearized import LinearizedLaplace
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.data import BatchFn, Examples
-from nullbayes.jacobian.network import Network, Selection
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.rows import OutputJacobian
 from nullbayes.likelihoods import Likelihood, LossFn
 
@@ -19,7 +20,7 @@ class LastLayerLaplace(LinearizedLaplace):
 
     Parameters
     ----------
-    model, likelihood, prior_precision, batch_fn
+    model, likelihood, prior_precision, batch_fn, output_fn
         See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
     parameters : optional
         Which parameters make up the last layer; by default those of the ``nn.Linear`` that the network calls last.
@@ -33,13 +34,18 @@ class LastLayerLaplace(LinearizedLaplace):
         parameters: Selection = None,
         prior_precision: float = 1.0,
         batch_fn: BatchFn | None = None,
+        output_fn: OutputFn | None = None,
     ) -> None:
-        super().__init__(model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn)
+        super().__init__(
+            model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn,
+            output_fn=output_fn,
+        )  # fmt: skip
         self._search = parameters is None
 
     def _open_rows(self, examples: Examples) -> OutputJacobian:
         if self._search:
-            self._network = Network(self._network.model, last_linear(self._network, examples.read(0, 1)[0]))
+            names = last_linear(self._network, examples.read(0, 1)[0])
+            self._network = Network(self._network.model, names, self._network.output_fn)
         return super()._open_rows(examples)
 
 

@@ -26,7 +26,7 @@ class LocalEnsemble(ScoreOnly, Budgeted):
 
     Parameters
     ----------
-    model, likelihood, parameters, batch_fn, memory_budget
+    model, likelihood, parameters, batch_fn, output_fn, memory_budget
         See :class:`Budgeted <nullbayes.baselines.budget.Budgeted>`; each vector of the budget is an eigenvector.
     """
 
@@ -47,6 +47,8 @@ class LocalEnsemble(ScoreOnly, Budgeted):
     def _tensors(self) -> dict[str, Tensor]:
         return self._pairs.tensors()
 
-    def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        self._pairs = LowRank(*(tensors[name].to(self._network.theta) for name in ("basis", "values")))
-        super()._restore(tensors, header)
+    def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
+        self._pairs = LowRank(tensors["basis"], tensors["values"])
+        if self._pairs.n_columns != self._network.n_parameters:
+            msg = f"vectors of {self._pairs.n_columns} numbers"
+            raise ValueError(msg)

@@ -11,7 +11,8 @@ from torch import Tensor
 from nullbayes.baselines.base import Baseline, Work
 from nullbayes.errors import LikelihoodError, SettingsError
 from nullbayes.jacobian.data import Examples
-from nullbayes.predictive import PRED_TYPES, Prediction, stream
+from nullbayes.likelihoods import Classification
+from nullbayes.predictive import PRED_TYPES, Prediction, score, stream
 
 _KINDS = ("max_softmax", "max_logit", "entropy")
 
@@ -21,12 +22,12 @@ class MAP(Baseline):
 
     Parameters
     ----------
-    model, likelihood, parameters, batch_fn
+    model, likelihood, parameters, batch_fn, output_fn
         See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`.
     """
 
     _hessian = _has_prior = False
-    _least_samples = 1
+    _least_samples = _fewest = 1
 
     def _learn(self, work: Work) -> tuple[int | None, str]:
         self._directions = torch.zeros_like(self._network.theta)[None]
@@ -49,8 +50,8 @@ class MAP(Baseline):
     def ood_score(self, x: Any, kind: str = "max_softmax", *, pred_type: str = "linearized") -> Tensor:  # (N,)
         """Return one number an input: higher is stranger.
 
-        ``kind`` is "max_softmax" (one minus the largest probability; for labels of their own, the mean doubt about
-        each), "max_logit" (minus the largest logit) or "entropy".
+        ``kind`` is "max_softmax" (one minus the largest probability; for several labels or positions, the mean doubt
+        about each), "max_logit" (minus the largest logit) or "entropy".
         """
         if kind not in _KINDS:
             msg = f"kind must be one of {', '.join(_KINDS)} for a network without variance, not {kind!r}."
@@ -59,14 +60,16 @@ class MAP(Baseline):
         if prediction.probs is None:
             msg = f"kind={kind!r} needs logits, which a {self._likelihood.name} likelihood has not: MAP has no score."
             raise LikelihoodError(msg)
-        probs = prediction.probs.flatten(1)
         if kind == "entropy":
-            return self._likelihood.entropy(probs)
+            return score(prediction, self._likelihood, kind)
         if kind == "max_logit":
             return -prediction.mean.flatten(1).amax(1)
-        if self._likelihood.name == "classification":
-            return 1.0 - probs.amax(1)
-        return torch.minimum(probs, 1.0 - probs).mean(1)
+        probs = prediction.probs
+        if isinstance(self._likelihood, Classification):
+            doubt = 1.0 - probs.amax(-1 if self._likelihood.class_dim is None else self._likelihood.class_dim)
+        else:
+            doubt = torch.minimum(probs, 1.0 - probs)
+        return doubt.reshape(len(doubt), -1).mean(1)
 
     def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
         examples = Examples(loader, self._batch_fn, self._network.device)

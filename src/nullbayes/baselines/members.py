@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.baselines.base import Baseline, Work
-from nullbayes.errors import FileError, ModelError, SettingsError
+from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network
 from nullbayes.precision import full_precision
@@ -55,7 +55,7 @@ class Members(Baseline):
         """Return a member as a network."""
         module = copy.deepcopy(self._network.model)
         module.load_state_dict({name: values[i] for name, values in self._states.items()})
-        return Network(module)
+        return Network(module, output_fn=self._network.output_fn)
 
     def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
         model = self._network.model
@@ -94,11 +94,10 @@ class Members(Baseline):
     def _tensors(self) -> dict[str, Tensor]:
         return {_PREFIX + name: values for name, values in self._states.items()}
 
-    def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
         states = {n.removeprefix(_PREFIX): t for n, t in tensors.items() if n.startswith(_PREFIX)}
         own = self._network.model.state_dict()
         if states.keys() != own.keys() or any(states[name].shape[1:] != own[name].shape for name in own):
-            msg = "The file's members do not fit the model: it was altered."
-            raise FileError(msg)
-        self._states = {name: values.to(self._network.device) for name, values in states.items()}
-        super()._restore(tensors, header)
+            msg = "other members"
+            raise ValueError(msg)
+        self._states = states

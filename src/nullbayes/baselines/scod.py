@@ -28,7 +28,7 @@ class SCOD(Scored, LowRankLaplace):
 
     Parameters
     ----------
-    model, likelihood, parameters, prior_precision, batch_fn, memory_budget
+    model, likelihood, parameters, prior_precision, batch_fn, output_fn, memory_budget
         See :class:`Budgeted <nullbayes.baselines.budget.Budgeted>`.
     """
 
@@ -38,11 +38,18 @@ class SCOD(Scored, LowRankLaplace):
         return nystrom_pairs(work.rows, self._rank(work), torch.Generator().manual_seed(self._seed))
 
     def _score_rows(self, rows: Tensor, x: Any) -> Tensor:
-        outputs = self._network.outputs(x).flatten(1)
-        roots = self._likelihood.hessian_root(outputs, outputs)  # (n, O, O); no likelihood with a Hessian asks targets
-        scaled = roots @ rows
+        scaled = self._hessian_roots(self._network.outputs(x)) @ rows
         variances = self.curvature.variance(scaled.flatten(0, 1), self.prior_precision)
         return variances.view(scaled.shape[:2]).sum(1)
+
+    def _hessian_roots(self, outputs: Tensor) -> Tensor:  # (n, ...) -> (n, O, O)
+        """Return the roots of the likelihood's Hessian, column by column; it does not depend on targets."""
+        units = torch.eye(outputs[0].numel(), dtype=outputs.dtype, device=outputs.device)
+        columns = [
+            self._likelihood.scaled(unit.view(outputs.shape[1:]).expand_as(outputs), outputs, outputs).flatten(1)
+            for unit in units
+        ]
+        return torch.stack(columns, dim=2)
 
     def ood_score(self, x: Any, kind: str = "scod", *, pred_type: str = "linearized") -> Tensor:  # (N,)
         """Return one number an input: higher is stranger.

@@ -35,6 +35,7 @@ class ScoreOnly(Scored):
 
     _has_prior = False
     _least_samples = 1
+    _fewest = 0
     _instead: str  # what to use for predictions
 
     def ood_score(self, x: Any, kind: str | None = None, *, pred_type: str = "linearized") -> Tensor:  # (N,)

@@ -19,8 +19,8 @@ from nullbayes.baselines.base import Work
 from nullbayes.baselines.budget import Budgeted
 from nullbayes.baselines.score import ScoreOnly
 from nullbayes.errors import SettingsError
-from nullbayes.jacobian.data import BatchFn
-from nullbayes.jacobian.network import Selection
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.lanczos import lanczos_process
 from nullbayes.linalg.sketch import Sketch, padded_size
@@ -33,7 +33,7 @@ class SketchedLanczos(ScoreOnly, Budgeted):
 
     Parameters
     ----------
-    model, likelihood, parameters, batch_fn, memory_budget
+    model, likelihood, parameters, batch_fn, output_fn, memory_budget
         See :class:`Budgeted <nullbayes.baselines.budget.Budgeted>`; rank times sketch size stays within the budget.
     rank : int, optional
         Lanczos vectors; by default ten thirds of the budget.
@@ -54,13 +54,14 @@ class SketchedLanczos(ScoreOnly, Budgeted):
         parameters: Selection = None,
         prior_precision: float = 1.0,
         batch_fn: BatchFn | None = None,
+        output_fn: OutputFn | None = None,
         memory_budget: int = 300,
         rank: int | None = None,
         sketch_size: int | None = None,
     ) -> None:
         super().__init__(
             model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn,
-            memory_budget=memory_budget,
+            output_fn=output_fn, memory_budget=memory_budget,
         )  # fmt: skip
         for name, value in (("rank", rank), ("sketch_size", sketch_size)):
             if value is not None and value < 1:
@@ -111,9 +112,8 @@ class SketchedLanczos(ScoreOnly, Budgeted):
     def _tensors(self) -> dict[str, Tensor]:
         return {"sketched": self._basis}
 
-    def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        super()._restore(tensors, header)
-        self._basis = tensors["sketched"].to(self._network.theta)
+    def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
+        self._basis = tensors["sketched"]
         self._sketch = Sketch(self._network.n_parameters, self._basis.shape[1], self._seed, self._basis.device)
 
 

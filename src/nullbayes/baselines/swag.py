@@ -68,7 +68,7 @@ class SWAG(Members):
 
     Parameters
     ----------
-    model, likelihood, parameters, batch_fn
+    model, likelihood, parameters, batch_fn, output_fn
         See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`.
     """
 

@@ -1,12 +1,16 @@
 """The contract of the training data: the same examples in the same order whenever they are read, and all of them.
 
-Projections visit the rows again and again; a loader that shuffles or augments would silently pair the factors of
-one set of rows with another. The data are read once, checked by reading their beginning again, and held.
+Projections visit the rows again and again; data that change would silently pair the factors of one set of rows with
+another. The data are read once, with a checksum for each example, and held, or read anew in each sweep where they are
+larger than memory; what is read later is compared with what was read first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -14,99 +18,26 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from nullbayes.errors import DataError
+from nullbayes.jacobian.batches import (
+    BatchFn,
+    join_examples,
+    layout,
+    leaves,
+    map_leaves,
+    n_examples,
+    split_batch,
+    take_examples,
+    to_device,
+)
+from nullbayes.jacobian.checksums import checksums
+from nullbayes.jacobian.stream import Batch, Stream, batch_bytes
+from nullbayes.memory import free_memory
 
-BatchFn = Callable[[Any], tuple[Any, Tensor]]
-_PROBED_BATCHES = 2  # read twice; a shuffled or augmented batch differs with near certainty
+_PROBED_BATCHES = 2  # read twice at once; a shuffled or augmented batch differs with near certainty
 _KEPT_ON_DEVICE = 2**31  # bytes of data that may lie beside the model
+_HELD_SHARE = 0.25  # of the free memory of the host
+_NAMED = 5  # examples that an error names
 _RECIPE = "DataLoader(dataset, batch_size=..., shuffle=False)"
-
-
-def leaves(x: Any) -> Iterator[Tensor]:
-    """Iterate over the tensors of an input: a tensor, or a tuple, list or mapping of inputs."""
-    if isinstance(x, Tensor):
-        yield x
-    elif isinstance(x, Mapping):
-        for value in x.values():
-            yield from leaves(value)
-    elif isinstance(x, (tuple, list)):
-        for value in x:
-            yield from leaves(value)
-
-
-def map_leaves(function: Callable[..., Any], x: Any, *others: Any) -> Any:
-    """Apply a function to every tensor of inputs of the same structure; other values stay those of the first."""
-    if isinstance(x, Tensor):
-        return function(x, *others)
-    if isinstance(x, Mapping):
-        return {key: map_leaves(function, value, *(o[key] for o in others)) for key, value in x.items()}
-    if isinstance(x, (tuple, list)):
-        parts = [map_leaves(function, value, *(o[i] for o in others)) for i, value in enumerate(x)]
-        return tuple(parts)
-    return x
-
-
-def n_examples(x: Any) -> int:
-    """Return the number of examples in an input."""
-    lengths = {len(leaf) for leaf in leaves(x) if leaf.ndim}
-    if len(lengths) != 1:
-        what = f"tensors of different lengths {sorted(lengths)}" if lengths else f"no tensor (it is {type(x).__name__})"
-        msg = f"An input must hold tensors with one entry an example; this one holds {what}."
-        raise DataError(msg)
-    return lengths.pop()
-
-
-def take_examples(x: Any, start: int, stop: int) -> Any:
-    """Return some examples of an input; what has no dimension belongs to all of them."""
-    return map_leaves(lambda leaf: leaf[start:stop] if leaf.ndim else leaf, x)
-
-
-def example_dims(x: Any) -> Any:
-    """Return ``in_dims`` for ``vmap`` over examples: 0 for tensors that have them, None for what all share."""
-    if isinstance(x, Mapping):
-        return {key: example_dims(value) for key, value in x.items()}
-    if isinstance(x, (tuple, list)):
-        return tuple(example_dims(value) for value in x)
-    return 0 if isinstance(x, Tensor) and x.ndim else None
-
-
-def as_batch(x: Any, dims: Any) -> Any:
-    """Return one example, as ``vmap`` over ``dims`` hands it out, as a batch of one."""
-    return map_leaves(lambda leaf, dim: leaf if dim is None else leaf[None], x, dims)
-
-
-def to_device(x: Any, device: torch.device) -> Any:
-    """Move every tensor of an input."""
-    return map_leaves(lambda leaf: leaf.to(device, non_blocking=True), x)
-
-
-def split_batch(batch: Any, batch_fn: BatchFn | None) -> tuple[Any, Tensor]:
-    """Return inputs and targets of a training batch."""
-    if batch_fn is not None:
-        x, y = batch_fn(batch)
-        return x, y
-    if isinstance(batch, Mapping):
-        key = next((k for k in ("labels", "label", "targets", "target", "y") if k in batch), None)
-        if key is not None:
-            return {k: v for k, v in batch.items() if k != key}, batch[key]
-    elif isinstance(batch, (tuple, list)) and len(batch) == 2 and isinstance(batch[1], Tensor):
-        return batch[0], batch[1]
-    msg = (
-        f"A training batch must be a pair (inputs, targets) or a mapping with 'labels', not {type(batch).__name__}: "
-        "say how to take it apart with batch_fn=lambda batch: (inputs, targets)."
-    )
-    raise DataError(msg)
-
-
-def inputs_of(batch: Any, batch_fn: BatchFn | None) -> Any:
-    """Return the inputs of a batch that may come without targets."""
-    if batch_fn is None and isinstance(batch, (tuple, list)) and len(batch) == 1:
-        return batch[0]
-    if isinstance(batch, Tensor) or (batch_fn is None and isinstance(batch, tuple) and len(batch) != 2):
-        return batch
-    try:
-        return split_batch(batch, batch_fn)[0]
-    except DataError:
-        return batch
 
 
 class Examples:
@@ -120,50 +51,60 @@ class Examples:
         Turns a batch into ``(inputs, targets)``.
     device : torch.device
         Where ranges are delivered.
+    held_bytes : int, optional
+        How much of the data is held in the memory of the host; more is read from the loader in each sweep. By default a
+        quarter of what is free.
     """
 
-    def __init__(self, loader: Iterable[Any], batch_fn: BatchFn | None, device: torch.device) -> None:
+    def __init__(
+        self, loader: Iterable[Any], batch_fn: BatchFn | None, device: torch.device, *, held_bytes: int | None = None
+    ) -> None:
         _refuse_random_order(loader)
-        self.device = device
-        self._batches: list[tuple[Any, Tensor]] = []
+        if held_bytes is None:
+            held_bytes = int(_HELD_SHARE * free_memory(torch.device("cpu")))
+        self.device, self._batch_fn = device, batch_fn
         self._starts = [0]
-        expected: list[tuple[int, ...]] = []
-        for i, batch in enumerate(loader):
-            x, y = split_batch(batch, batch_fn)
-            _check_batch(i, x, y)
-            shapes = [tuple(leaf.shape[1:]) for leaf in (*leaves(x), y)]
-            expected = shapes if i == 0 else expected
-            if shapes != expected:
-                pairs = zip(shapes, expected, strict=False)
-                got, wanted = next((pair for pair in pairs if pair[0] != pair[1]), (shapes, expected))
-                msg = f"Batch {i} holds examples of shape {got}, the earlier ones {wanted}: pad all to one shape."
-                raise DataError(msg)
-            self._batches.append((x, y))
-            self._starts.append(self._starts[-1] + len(y))
-        if not self._batches:
-            msg = "The loader is empty: it yields no batch."
-            raise DataError(msg)
-        self._probe(loader, batch_fn)
-        size = sum(leaf.numel() * leaf.element_size() for x, y in self._batches for leaf in (*leaves(x), y))
+        self._layout: dict[str, Any] = {}
+        self._batches: list[Batch] | None = []  # None: too large to hold
+        self._sums, size = self._read_all(loader, held_bytes)
+        self._stream: Stream | None = Stream(loader, len(self._starts) - 1, held_bytes)
+        self._fixed = False  # whether nobody else can write into what is held
+        self._probe()
+        if self._batches is None:
+            return
+        self._stream = None
         if device.type != "cpu" and size <= _KEPT_ON_DEVICE:  # else they would travel in every sweep
-            self._batches = [(to_device(x, device), y.to(device)) for x, y in self._batches]
+            own = [(to_device(x, device), y.to(device)) for x, y in self._batches]
+            pairs = zip(leaves(own), leaves(self._batches), strict=True)
+            self._batches, self._fixed = own, all(new is not old for new, old in pairs)
 
     def __len__(self) -> int:
         """Return the number of examples seen."""
         return self._starts[-1]
 
     def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
-        """Return inputs and targets of examples ``start`` to ``stop``, on the device."""
+        """Return inputs and targets of examples ``start`` to ``stop``, on the device, compared with the first time.
+
+        They are nobody else's, so that a network may work on its input in place.
+        """
+        first, last = bisect_right(self._starts, start) - 1, bisect_right(self._starts, stop - 1) - 1
+        if self._stream is not None:
+            batches = self._stream.read(first, last, self._split_again)
+        else:
+            assert self._batches is not None
+            batches = self._batches[first : last + 1]
         pieces = []
-        for (x, y), first in zip(self._batches, self._starts, strict=False):
-            a, b = max(start, first) - first, min(stop, first + len(y)) - first
-            if a < b:
-                pieces.append((take_examples(x, a, b), y[a:b]))
-        x = pieces[0][0]
+        for i, (x, y) in enumerate(batches, first):
+            a, b = max(start - self._starts[i], 0), min(stop, self._starts[i + 1]) - self._starts[i]
+            pieces.append((take_examples(x, a, b), y[a:b]))
+            if not self._fixed:
+                self._compare(i, a, *pieces[-1])
         if len(pieces) > 1:
-            x = map_leaves(lambda *parts: torch.cat(parts) if parts[0].ndim else parts[0], *(p[0] for p in pieces))
-        y = pieces[0][1] if len(pieces) == 1 else torch.cat([p[1] for p in pieces])
-        return to_device(x, self.device), y.to(self.device)
+            return to_device(join_examples(pieces), self.device)  # type: ignore[no-any-return]
+        moved: tuple[Any, Tensor] = map_leaves(
+            lambda leaf: leaf.to(self.device, non_blocking=True, copy=True), pieces[0]
+        )
+        return moved
 
     def ranges(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
         """Iterate over ranges of at most ``size`` examples."""
@@ -171,28 +112,84 @@ class Examples:
         for first in range(start, end, size):
             yield first, min(end, first + size)
 
-    def _probe(self, loader: Iterable[Any], batch_fn: BatchFn | None) -> None:
-        seen = 0
-        for batch in loader:
-            if seen == min(_PROBED_BATCHES, len(self._batches)):
-                return
-            x, y = split_batch(batch, batch_fn)
-            old_x, old_y = self._batches[seen]
-            same = [
-                a.shape == b.shape and bool(torch.equal(a, b))
-                for a, b in zip([*leaves(x), y], [*leaves(old_x), old_y], strict=False)
-            ]
-            if not all(same):
-                msg = (
-                    f"Batch {seen} is not the same when the loader is read a second time: it shuffles or augments. "
-                    "Rows are revisited in order, so pass the data as the network should remember them: "
-                    f"{_RECIPE}, no random transforms."
-                )
-                raise DataError(msg)
-            seen += 1
-        if seen < min(_PROBED_BATCHES, len(self._batches)):
-            msg = "The loader can be read only once: pass a DataLoader, or list(loader)."
+    def name(self, examples: Iterable[int]) -> str:
+        """Say in which batches some examples are, and where in them."""
+        groups = groupby(sorted(examples), lambda n: bisect_right(self._starts, n) - 1)
+        named, left = [], _NAMED
+        for batch, members in groups:
+            inside = [str(n - self._starts[batch]) for n in members]
+            shown = inside[:left]
+            left -= len(shown)
+            if not shown:
+                named.append("and later batches")
+                break
+            more = f" and {len(inside) - len(shown)} more" if len(shown) < len(inside) else ""
+            named.append(
+                f"batch {batch} (its example{'s'[: len(inside) > 1]} {', '.join(shown)}{more}, counted from 0)"
+            )
+        return ", ".join(named)
+
+    def fingerprint(self) -> str:
+        """Return a hash of all data: of the checksums of the examples in their order, their shapes and their types."""
+        digest = hashlib.sha256(repr(self._layout).encode())
+        digest.update(self._sums.numpy().tobytes())
+        return digest.hexdigest()
+
+    def _read_all(self, loader: Iterable[Any], held_bytes: int) -> tuple[Tensor, int]:
+        """Read the data for the first time; return checksums and bytes."""
+        sums, size = [], 0
+        for i, batch in enumerate(loader):
+            x, y = _split(i, batch, self._batch_fn)
+            _check_batch(i, x, y)
+            found = _layout(i, x, y)
+            self._layout = self._layout or found
+            if found != self._layout:
+                raise DataError(_difference(i, found, self._layout))
+            sums.append(checksums(leaves((x, y)), len(y)))
+            self._starts.append(self._starts[-1] + len(y))
+            size += batch_bytes(x, y)
+            if size > held_bytes:
+                self._batches = None
+            if self._batches is not None:
+                self._batches.append((x, y))
+        if not sums:
+            msg = "The loader is empty: it yields no batch."
             raise DataError(msg)
+        return torch.cat(sums), size
+
+    def _probe(self) -> None:
+        """Read the beginning a second time, by which most loaders that are not repeatable give themselves away."""
+        assert self._stream is not None
+        last = min(_PROBED_BATCHES, len(self._starts) - 1) - 1
+        for i, batch in enumerate(self._stream.read(0, last, self._split_again)):
+            self._compare(i, 0, *batch)
+
+    def _split_again(self, i: int, batch: Any) -> Batch:
+        x, y = _split(i, batch, self._batch_fn)
+        if len(y) != self._starts[i + 1] - self._starts[i] or _layout(i, x, y) != self._layout:
+            raise DataError(self._changed(i))
+        if i == 0:  # which is held from pass to pass, so that nobody may read this one
+            self._compare(i, 0, x, y)
+        return x, y
+
+    def _compare(self, i: int, offset: int, x: Any, y: Tensor) -> None:
+        """Refuse examples of a batch, from an offset on, that are not what they were."""
+        start = self._starts[i] + offset
+        same = checksums(leaves((x, y)), len(y)) == self._sums[start : start + len(y)]
+        if not same.all():
+            raise DataError(self._changed(i))
+
+    def _changed(self, i: int) -> str:
+        if self._stream is None:
+            return (
+                f"Batch {i} has changed since the data were first read: something writes into its tensors. Leave them "
+                "alone until the posterior is done with them, or pass a copy, [(x.clone(), y.clone())]."
+            )
+        return (
+            f"Batch {i} is not the same when the loader is read a second time: it shuffles or augments, or its tensors "
+            "were written into. Rows are revisited in order, so pass the data as the network should remember them: "
+            f"{_RECIPE}, no random transforms."
+        )
 
 
 def _refuse_random_order(loader: Iterable[Any]) -> None:
@@ -228,10 +225,23 @@ def _refuse_random_order(loader: Iterable[Any]) -> None:
             raise DataError(msg)
 
 
+def _split(i: int, batch: Any, batch_fn: BatchFn | None) -> Batch:
+    try:
+        return split_batch(batch, batch_fn)
+    except DataError as error:
+        msg = f"Batch {i}: {error}"
+        raise DataError(msg) from None
+
+
+def _layout(i: int, x: Any, y: Tensor) -> dict[str, Any]:
+    try:
+        return layout(x, y)
+    except DataError as error:
+        msg = f"Batch {i}: {error}"
+        raise DataError(msg) from None
+
+
 def _check_batch(i: int, x: Any, y: Tensor) -> None:
-    if not isinstance(y, Tensor) or y.ndim == 0:
-        msg = f"Batch {i}: targets must be a tensor with one entry an example, not {type(y).__name__}."
-        raise DataError(msg)
     n = n_examples(x)
     if n != len(y):
         msg = f"Batch {i} holds {n} inputs but {len(y)} targets."
@@ -239,7 +249,25 @@ def _check_batch(i: int, x: Any, y: Tensor) -> None:
     if n == 0:
         msg = f"Batch {i} is empty."
         raise DataError(msg)
-    for leaf in (*leaves(x), y):
+    for leaf in leaves((x, y)):
         if leaf.is_floating_point() and not torch.isfinite(leaf).all():
             msg = f"Batch {i} holds NaN or Inf: clean the data before fitting."
             raise DataError(msg)
+
+
+def _difference(i: int, found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """Say what of a batch is not as in the earlier ones."""
+    if list(found) != list(expected):
+        return f"Batch {i} holds {', '.join(found)}, the earlier ones {', '.join(expected)}: pass batches of one kind."
+    path = next(path for path in expected if found[path] != expected[path])
+    got, wanted = found[path], expected[path]
+    if isinstance(got, tuple) and isinstance(wanted, tuple):
+        if got[1] != wanted[1]:
+            return f"Batch {i} holds {path} of type {got[1]}, the earlier ones {wanted[1]}: convert all to one type."
+        if isinstance(got[0], tuple):
+            return f"Batch {i} holds examples of shape {got[0]}, the earlier ones {wanted[0]}: pad all to one shape."
+        got, wanted = got[0], wanted[0]
+    return (
+        f"Batch {i} holds {got!r} as {path}, the earlier ones {wanted!r}: what has no entry for each example belongs "
+        "to all of them, so pass a tensor with one entry an example, or the same in every batch."
+    )

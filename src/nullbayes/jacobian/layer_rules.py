@@ -146,11 +146,15 @@ def _embedding(module: nn.Embedding, inputs: Tensor, gradients: Tensor) -> Entri
         chosen = inputs.reshape(n, 1, -1, 1).expand(-1, outputs, -1, width)
         entries = gradients.new_zeros(n, outputs, module.num_embeddings, width)
         entries.scatter_add_(2, chosen, gradients.reshape(n, outputs, -1, width))
-        if module.padding_idx is not None:
-            entries[:, :, module.padding_idx] = 0
         return entries
 
     return {"weight": weight}
+
+
+def _prelu(module: nn.PReLU, inputs: Tensor, gradients: Tensor) -> Entries:
+    n, outputs = gradients.shape[:2]
+    back = gradients * inputs.clamp_max(0.0)[:, None]
+    return {"weight": lambda: back.reshape(n, outputs, module.num_parameters, -1).sum(3)}
 
 
 RULES: dict[type[nn.Module], Rule] = {
@@ -165,4 +169,5 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.LayerNorm: _by_feature(_layer_norm),
     nn.RMSNorm: _by_feature(_rms_norm),
     nn.Embedding: _embedding,
+    nn.PReLU: _prelu,
 }

@@ -2,9 +2,9 @@ r"""Rows by layers: one forward pass and a backward pass for each output give al
 
 For a linear layer :math:`z = W a + b` the row of output :math:`o` is :math:`\partial f_o/\partial z \; a^\top`; for a
 convolution it is a sum of such products over the positions; ``layer_rules`` has a rule for each type of layer. Layers
-seen once in the forward pass, with parameters of their own, are covered this way; what remains is differentiated
-example by example. Nothing is taken on trust: the rows of the first examples are compared with plain differentiation,
-and if they differ, everything goes by the plain way.
+seen once in the forward pass, with parameters of their own, are covered this way; what remains is differentiated by
+``vmap``. Nothing is taken on trust: the rows of the first examples are compared with plain differentiation, and if they
+differ, everything goes by ``vmap``; if those differ too, example by example.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.data import as_batch, example_dims, map_leaves, take_examples
+from nullbayes.jacobian.batches import as_batch, example_dims, map_leaves, take_examples
+from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.layer_rules import RULES, pieces
-from nullbayes.jacobian.network import Network, differentiable_kernels
+from nullbayes.jacobian.network import Network
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.precision import full_precision
@@ -96,23 +97,31 @@ class LayerRows:
     def __init__(self, network: Network, function: RowFunction, x: Any, y: Tensor) -> None:
         self.network, self.function = network, function
         self.working_bytes = _WORKING_BYTES.get(network.device.type, 2**28)
-        self._vmap = self._batched = True  # until it is seen to fail
+        self._vmap = self._batched = self._shared = True  # until it is seen to fail
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
-        seen = self._capture(find_layers(network), few, y)
+        try:
+            seen = self._capture(find_layers(network), few, y)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # what all examples share has a place of its own; what is wrong otherwise shows below
+            self._shared = False
+            seen = self._capture(find_layers(network), few, y)
         self.layers = tuple(layer for layer in find_layers(network) if layer.name in seen.layers)
         self.rest = self._uncovered()
         self.width = seen.values.shape[1]  # O
         formed = {layer: layer.pieces(*seen.layers[layer.name]) for layer in self.layers}
-        if self.layers and not (self._worthwhile(formed) and self._agrees(few, y)):
+        if not (self.layers and self._worthwhile(formed) and self._agrees(few, y)):
             self.layers, formed = (), {}
             self.rest = self._uncovered()
+            if not self._agrees(few, y):  # torch maps the derivatives of some operations wrongly over examples
+                self._vmap = False
         self.example_bytes = self._count_bytes(seen, formed, self._count_saved(few, y) if self.rest else 0)
 
     @property
     def route(self) -> str:
         """Say how rows are formed."""
         if not self.layers:
-            return "vmap(jacrev)"
+            return "vmap(jacrev)" if self._vmap else "example by example"
         covered = self.network.n_parameters - sum(stop - start for start, stop in self.rest)
         return f"by layers ({covered / self.network.n_parameters:.0%} of the parameters)"
 
@@ -267,7 +276,11 @@ class LayerRows:
 
         def watch(name: str) -> Any:
             def hook(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> Tensor:
-                calls[name].append(((args[0] if args else kwargs["input"]).detach(), output))
+                inputs = (args[0] if args else kwargs["input"]).detach()
+                if self._shared and len(inputs) == len(output) == 1:  # as of positions: each example has a share
+                    inputs = inputs.expand(len(y), *inputs.shape[1:])
+                    output = output.expand(len(y), *output.shape[1:])
+                calls[name].append((inputs, output))
                 return output.clone()  # what follows may change its input in place
 
             return hook

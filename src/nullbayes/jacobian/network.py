@@ -7,22 +7,23 @@ user's module keeps its mode, its gradients and its attributes.
 from __future__ import annotations
 
 import contextlib
-import copy
 import fnmatch
 import hashlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.data import take_examples
+from nullbayes.jacobian.batches import leaves, map_leaves, n_examples, take_examples
+from nullbayes.jacobian.kernels import recurrent_kernels
+from nullbayes.jacobian.modules import HALF, evaluation_copy, unwrapped
 from nullbayes.precision import full_precision
 
+OutputFn = Callable[[Any], Tensor]
 Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 
 
@@ -36,29 +37,43 @@ class Network:
     parameters : None, str, iterable of str, or callable (name, parameter) -> bool
         Which parameters vary: all that require gradients, those whose names match a glob such as ``"head.*"``, or
         those for which the predicate holds.
+    output_fn : callable, optional
+        Takes the outputs out of what the model returns; by default its only tensor, or that called "logits".
+
+    Notes
+    -----
+    A model in half precision is evaluated in float32, at the same values of its parameters.
     """
 
-    def __init__(self, model: nn.Module, parameters: Selection = None) -> None:
+    def __init__(self, model: nn.Module, parameters: Selection = None, output_fn: OutputFn | None = None) -> None:
         if not isinstance(model, nn.Module):
-            msg = f"model must be a torch.nn.Module, not {type(model).__name__}."
+            msg = f"model must be a torch.nn.Module, not {type(model).__name__}; nb.as_module makes one of a function."
             raise ModelError(msg)
-        self.model = model
-        self.module = _evaluation_copy(model)
+        self.model = model = unwrapped(model)
+        self.module = evaluation_copy(model)
+        self.output_fn = output_fn or the_output
+        self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
         chosen = _select(model, parameters)
         self.names = tuple(chosen)
         self.shapes = tuple(tuple(p.shape) for p in chosen.values())
         self.sizes = tuple(p.numel() for p in chosen.values())
         _check_uniform(chosen)
-        self.theta = torch.cat([p.detach().reshape(-1) for p in chosen.values()])  # (P,)
+        self.widened = any(t.dtype in HALF for t in _tensors(model).values())  # to float32, for all that follows
+        dtype = torch.float32 if self.widened else next(iter(chosen.values())).dtype
+        self.theta = torch.cat([p.detach().reshape(-1).to(dtype) for p in chosen.values()])  # (P,)
         if not torch.isfinite(self.theta).all():
             bad = next(name for name, p in chosen.items() if not torch.isfinite(p).all())
             msg = f"Parameter {bad!r} holds NaN or Inf: the network cannot have been trained to this state."
             raise ModelError(msg)
-        self._fixed = {name: t.detach().clone() for name, t in _tensors(model).items() if name not in chosen}
+        self._trained = {} if self.widened else self.unflatten(self.theta)
+        for name, tensor in _tensors(model).items():
+            if name not in self._trained:
+                self._trained[name] = tensor.detach().clone()
         self.n_parameters = len(self.theta)
         self.dtype, self.device = self.theta.dtype, self.theta.device
         self.lock = threading.RLock()  # parameters and hooks are put into the module for the time of a call
-        self.found: dict[str, Any] = {}  # what was found out about the network, once for all
+        self.forward_mode = True  # until it is seen to fail
+        self.found: dict[Any, Any] = {}  # what was found out about the network, once for all
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what a copy makes anew."""
@@ -84,20 +99,41 @@ class Network:
             raise ModelError(msg)
         return torch.cat([named[name].reshape(len(named[name]), -1) for name in self.names], dim=1)
 
-    def __call__(self, flat: Tensor, x: Any) -> Tensor:  # (P,) -> (n, O)
-        """Evaluate the network at the given parameters; outputs are (n, O)."""
-        args, kwargs = _arguments(x)
-        with self.lock:
-            return as_matrix(functional_call(self.module, self.unflatten(flat), args, kwargs))
+    def __call__(self, flat: Tensor, x: Any) -> Tensor:  # (P,) -> (n, ...)
+        """Evaluate the network at the given parameters; outputs are (n, O), or what else the model puts out."""
+        args, kwargs = _arguments(map_leaves(_widened, x) if self.widened else x)
+        with self.lock, recurrent_kernels() if self._recurrent else contextlib.nullcontext():
+            returned = functional_call(self.module, self.unflatten(flat), args, kwargs)
+        outputs = self.output_fn(returned)
+        if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.ndim == 0:
+            what = f"{outputs.dtype}, shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs)
+            msg = f"The output must be a floating-point tensor with one entry an example, not {what}: see output_fn."
+            raise ModelError(msg)
+        return outputs[:, None] if outputs.ndim == 1 else outputs
 
-    def outputs(self, x: Any) -> Tensor:  # (n, O)
+    def output_shape(self, x: Any) -> tuple[int, ...]:
+        """Return the shape of the outputs for one example of such inputs."""
+        key = ("shape", *(tuple(leaf.shape[1:]) for leaf in leaves(x)))
+        if key not in self.found:
+            self.found[key] = tuple(self.outputs(take_examples(x, 0, 1)).shape[1:])
+        shape: tuple[int, ...] = self.found[key]
+        return shape
+
+    def outputs(self, x: Any) -> Tensor:  # (n, ...)
         """Evaluate the network as it was trained."""
         with torch.no_grad(), full_precision():
             return self(self.theta, x)
 
     def check_examples(self, x: Any) -> Tensor:
-        """Refuse a network whose answer is random or depends on the other examples; return its outputs (n, O)."""
+        """Refuse a network whose answer is random or depends on the other examples; return its outputs."""
         outputs, again = self.outputs(x), self.outputs(x)
+        n = n_examples(x)
+        if len(outputs) != n:
+            msg = (
+                f"The outputs for {n} examples have shape {tuple(outputs.shape)}: examples must come first. "
+                "Bring them there with output_fn=lambda returned: ..."
+            )
+            raise ModelError(msg)
         if not torch.isfinite(outputs).all():
             msg = "The network answers NaN or Inf on the training data."
             raise ModelError(msg)
@@ -122,9 +158,9 @@ class Network:
     def check_unchanged(self) -> None:
         """Refuse to go on when the model's parameters are no longer those that the posterior was made for."""
         current = _tensors(self.model)
-        for name, old in {**self.unflatten(self.theta), **self._fixed}.items():
+        for name, old in self._trained.items():
             new = current.get(name)
-            if new is None or not _same(new.detach().to(old.device), old):
+            if new is None or (new.dtype, new.device) != (old.dtype, old.device) or not _same(new.detach(), old):
                 msg = (
                     f"{name!r} of the model has changed since the posterior was made: "
                     "load the old parameters back, or make and fit a new posterior."
@@ -141,33 +177,6 @@ class Network:
         return digest.hexdigest()
 
 
-_kernels_lock = threading.Lock()
-_kernels_users: list[contextlib.ExitStack] = []  # the first of them holds the switches, which are the whole process's
-
-
-@contextlib.contextmanager
-def differentiable_kernels() -> Iterator[None]:
-    """Take, for a while, kernels that can be differentiated as they are, and full precision.
-
-    The fused attention kernels know neither forward mode nor ``vmap``.
-    """
-    with _kernels_lock:
-        switches = _kernels_users[0] if _kernels_users else contextlib.ExitStack()
-        if not _kernels_users:
-            switches.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-            torch.backends.mha.set_fastpath_enabled(False)
-            switches.enter_context(sdpa_kernel(SDPBackend.MATH))
-        _kernels_users.append(switches)
-    try:
-        with full_precision():
-            yield
-    finally:
-        with _kernels_lock:
-            _kernels_users.pop()
-            if not _kernels_users:
-                switches.close()
-
-
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return every parameter and buffer by name: what the outputs depend on beside the inputs."""
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
@@ -178,50 +187,33 @@ def _same(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
-def as_matrix(outputs: Any) -> Tensor:  # (n,) or (n, O) -> (n, O)
-    """Return outputs as a matrix, one row an example."""
-    if not isinstance(outputs, Tensor):
-        msg = (
-            f"The model returns {type(outputs).__name__}; "
-            "wrap it in a module that returns one tensor (examples, outputs)."
-        )
-        raise ModelError(msg)
-    if outputs.ndim == 1:
-        return outputs[:, None]
-    if outputs.ndim != 2:
-        msg = (
-            f"The model returns shape {tuple(outputs.shape)}; needed is (examples, outputs). Wrap it in a module that "
-            "flattens or pools the rest."
-        )
-        raise ModelError(msg)
-    return outputs
+def the_output(returned: Any) -> Tensor:  # (n, ...)
+    """Return the tensor that a model means by its answer: the only one, or that called "logits"."""
+    if isinstance(returned, Tensor):
+        return returned
+    if isinstance(returned, Mapping) and isinstance(returned.get("logits"), Tensor):
+        logits: Tensor = returned["logits"]
+        return logits
+    if isinstance(returned, (Mapping, tuple, list)):
+        found = [leaf for leaf in leaves(returned) if leaf.is_floating_point()]
+        if len(found) == 1:
+            return found[0]
+        names = f" ({', '.join(map(str, returned))})" if isinstance(returned, Mapping) else ""
+        what = f"{type(returned).__name__} with {len(found)} floating-point tensors{names}"
+    else:
+        what = type(returned).__name__
+    msg = f"The model returns a {what}: say which is its output with output_fn=lambda returned: returned[...]."
+    raise ModelError(msg)
+
+
+def _widened(leaf: Tensor) -> Tensor:
+    return leaf.float() if leaf.dtype in HALF else leaf
 
 
 def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(x, Mapping):
         return (), dict(x)
     return (tuple(x), {}) if isinstance(x, tuple) else ((x,), {})
-
-
-def _evaluation_copy(model: nn.Module) -> nn.Module:
-    tensors = [*model.parameters(), *model.buffers()]
-    try:
-        module = copy.deepcopy(model, {id(t): t for t in tensors})
-    except Exception as error:
-        if any(m.training for m in model.modules()):
-            msg = f"The model is in training mode and cannot be copied ({error}): call model.eval() first."
-            raise ModelError(msg) from error
-        module = model
-    else:
-        module.eval()
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None:
-            msg = (
-                f"Layer {name!r} normalizes by the statistics of the batch (track_running_stats=False), so examples "
-                "influence each other: train it with running statistics, or use GroupNorm."
-            )
-            raise ModelError(msg)
-    return module
 
 
 def _select(model: nn.Module, parameters: Selection) -> dict[str, nn.Parameter]:
@@ -255,7 +247,7 @@ def _select(model: nn.Module, parameters: Selection) -> dict[str, nn.Parameter]:
 def _check_uniform(chosen: Mapping[str, Tensor]) -> None:
     for what, values in (
         ("devices", {str(p.device) for p in chosen.values()}),
-        ("precisions", {str(p.dtype) for p in chosen.values()}),
+        ("precisions", {"float32" if p.dtype in HALF else str(p.dtype)[6:] for p in chosen.values()}),
     ):
         if len(values) > 1:
             msg = (

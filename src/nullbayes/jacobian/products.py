@@ -3,6 +3,7 @@ r"""Products with the Jacobian of a function of the flat parameters, for many ve
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import warnings
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
-from nullbayes.jacobian.data import leaves, n_examples, take_examples
+from nullbayes.jacobian.batches import leaves, n_examples, take_examples
+from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.layers import LayerRows, LayersDiffer
-from nullbayes.jacobian.network import Network, differentiable_kernels
+from nullbayes.jacobian.network import Network
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.types import RowFunction
 
@@ -50,41 +52,40 @@ def product_examples(device: torch.device, n_vectors: int, most: int = 8192) -> 
     return max(1, min(most, 8192 if device.type == "cuda" else 256) // max(1, n_vectors))
 
 
-def linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tensor]:  # (n, O), (S, n, O)
+def linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...), (S, n, ...)
     r"""Return :math:`f(\theta, x)` and :math:`J(x)\,v` for each vector.
 
     By forming the rows of :math:`J(x)`, a backward pass an output, or by forward mode, a pass a vector: whichever is
     less work. A row costs about as much as one and a half vectors.
     """
-    if not _rows_are_cheaper(network, x, len(vectors)):
+    if network.forward_mode and not _rows_are_cheaper(network, x, len(vectors)):
         try:
             return _linearized_by_products(network, x, vectors)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError:  # an operation that forward mode does not know; what is wrong otherwise shows below
-            pass
-    rows, parts = _layer_rows(network, x), []
+            network.forward_mode = False
+    rows, shape, parts = _layer_rows(network, x), network.output_shape(x), []
     for piece in _in_pieces(x, rows.examples_at_a_time):
         values, block = _block(network, rows, piece)
-        parts.append((values, block.mv(vectors).view(len(vectors), *values.shape)))
+        changes = block.mv(vectors).view(len(vectors), -1, *shape)
+        parts.append((values.view(-1, *shape), changes))
     return _joined(parts)
 
 
-def output_rows(network: Network, x: Any) -> Tensor:  # (n, O, P)
+def output_rows(network: Network, x: Any) -> Tensor:  # (n, ..., P)
     """Return the entries of the Jacobian of the outputs, example by example."""
     rows = _layer_rows(network, x)
     parts = []
     for piece in _in_pieces(x, rows.examples_at_a_time):
         values, block = _block(network, rows, piece)
-        parts.append(block.dense().view(*values.shape, -1))
+        parts.append(block.dense().view(len(values), *network.output_shape(x), -1))
     return torch.cat(parts)
 
 
 def _rows_are_cheaper(network: Network, x: Any, n_vectors: int) -> bool:
     """Whether rows are less work than forward mode, go wholly by layers, and fit in memory."""
-    if "width" not in network.found:
-        network.found["width"] = network.outputs(take_examples(x, 0, 1)).shape[1]
-    if 3 * network.found["width"] > 2 * n_vectors:
+    if 3 * math.prod(network.output_shape(x)) > 2 * n_vectors:
         return False
     rows = _layer_rows(network, x)
     return not rows.rest and rows.fits
@@ -104,7 +105,7 @@ def _layer_rows(network: Network, x: Any) -> LayerRows:
     """Return how to form rows of the outputs, found out and checked on the first inputs that a network sees."""
     with network.lock:
         if "rows" not in network.found:
-            network.found["rows"] = LayerRows(network, lambda flat, x, y: network(flat, x), x, _no_targets(x))
+            network.found["rows"] = LayerRows(network, _flat_outputs(network), x, _no_targets(x))
         rows: LayerRows = network.found["rows"]
         return rows
 
@@ -117,6 +118,10 @@ def _block(network: Network, rows: LayerRows, x: Any) -> tuple[Tensor, HeldBlock
         rows = LayerRows(network, rows.function, x, _no_targets(x))
         values, pieces = rows.form(x, _no_targets(x))
     return values, HeldBlock(tuple(pieces), values.numel(), network.n_parameters, rows.width, network.theta)
+
+
+def _flat_outputs(network: Network) -> RowFunction:
+    return lambda flat, x, y: network(flat, x).flatten(1)
 
 
 def _no_targets(x: Any) -> Tensor:

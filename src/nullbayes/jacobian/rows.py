@@ -7,24 +7,27 @@ example. Both can hold their rows, form them again block by block, or only multi
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from nullbayes.errors import ModelError, SettingsError
-from nullbayes.jacobian.data import BatchFn, Examples
+from nullbayes.errors import DataError, SettingsError
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.finite import check_outputs, check_rows, pull_range, push_range
 from nullbayes.jacobian.layers import LayerRows
-from nullbayes.jacobian.network import Network, Selection
-from nullbayes.jacobian.products import product_examples, pull, push
+from nullbayes.jacobian.modes import compare_modes
+from nullbayes.jacobian.network import Network, OutputFn, Selection
+from nullbayes.jacobian.products import product_examples
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
 from nullbayes.linalg.pieces import Piece, normal_cost
 from nullbayes.linalg.rows import Block, Rows
-from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction, Storage
 
 Formed = Literal["form", "products"]
@@ -73,12 +76,18 @@ class JacobianRows(Rows):
         self.dtype, self.device = network.dtype, network.device
         few = examples.read(0, min(3, len(examples)))
         self._layers = LayerRows(network, function, *few)
-        self._compare_modes(*few)
+        block = HeldBlock(
+            tuple(self._layers.pieces(*few)), len(few[1]) * granule, self.n_columns, granule, network.theta
+        )
+        compare_modes(network, function, *few, block, needed=storage == "products")
 
     @property
     def route(self) -> str:
         """Say how the rows come about."""
-        return "jvp and vjp" if self.storage == "products" else self._layers.route
+        route = "jvp and vjp" if self.storage == "products" else self._layers.route
+        if not self.network.forward_mode:
+            route += "; predictions by rows as well"
+        return f"{route}; in float32" if self.network.widened else route
 
     def block(self, start: int, stop: int) -> Block:
         """Return the rows of whole examples, formed at once, part by part, or never, as memory allows."""
@@ -232,6 +241,7 @@ class JacobianRows(Rows):
         even = -(-(last - first) // -(-(last - first) // most))  # a small rest would cost as much as a whole chunk
         for start, stop in self.examples.ranges(even, first, last):
             part = self._layers.pieces(*self.examples.read(start, stop))
+            check_rows(self.examples, start, stop, [tensor for piece in part for tensor in piece.tensors()])
             if half:
                 part = [piece.halved() for piece in part]
             if not whole:
@@ -240,27 +250,6 @@ class JacobianRows(Rows):
             for target, piece in zip(whole, part, strict=True):
                 target.take(rows).fill(piece)
         return tuple(whole)
-
-    @full_precision()
-    def _compare_modes(self, x: Any, y: Tensor) -> None:
-        """Refuse a network that reverse mode, for the rows, and forward mode, for predictions, see differently."""
-        theta = self.network.theta
-        generator = torch.Generator().manual_seed(0)
-        vector = torch.randn(1, self.n_columns, generator=generator, dtype=torch.float64, device="cpu").to(theta)
-        try:
-            ahead = push(self.function, theta, x, y, vector).flatten(1)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # an operation without forward mode: predictions go by rows as well
-            return
-        block = HeldBlock(tuple(self._layers.pieces(x, y)), ahead.shape[1], self.n_columns, self.granule, theta)
-        back = block.mv(vector)
-        if float((ahead - back).norm()) > torch.finfo(theta.dtype).eps ** 0.4 * float(ahead.norm() + back.norm()):
-            msg = (
-                "Part of the network runs under torch.no_grad(), so that its parameters look as if they had no "
-                "influence: leave them out with parameters=... or requires_grad_(False), or run it with gradients."
-            )
-            raise ModelError(msg)
 
     def product_examples(self, n_vectors: int) -> int:
         """Return how many examples to take through products with so many vectors in one go."""
@@ -271,7 +260,7 @@ class JacobianRows(Rows):
 
     def _push(self, vectors: Tensor, first: int, last: int) -> Tensor:  # (S, P) -> (S, m)
         parts = [
-            push(self.function, self.network.theta, *self.examples.read(a, b), vectors).flatten(1)
+            push_range(self.function, self.network.theta, self.examples, a, b, vectors).flatten(1)
             for a, b in self._chunks(len(vectors), first, last)
         ]
         return torch.cat(parts, dim=1)
@@ -281,7 +270,7 @@ class JacobianRows(Rows):
         result = weights.new_zeros(len(weights), self.n_columns)
         for a, b in self._chunks(len(weights), first, last):
             part = weights[:, a - first : b - first]
-            result += pull(self.function, self.network.theta, *self.examples.read(a, b), part)
+            result += pull_range(self.function, self.network.theta, self.examples, a, b, part)
         return result
 
 
@@ -291,22 +280,31 @@ def _open(
     likelihood: str | Likelihood | LossFn,
     parameters: Selection,
     batch_fn: BatchFn | None,
-) -> tuple[Network, Examples, Likelihood]:
-    """Check model, data and likelihood against each other, and fit what the likelihood takes from the data."""
-    network = model if isinstance(model, Network) else Network(model, parameters)
+    output_fn: OutputFn | None,
+) -> tuple[Network, Examples, Likelihood, int]:
+    """Check model, data and likelihood against each other, and fit what the likelihood takes from the data.
+
+    Also return how many of the outputs the targets speak of.
+    """
+    network = model if isinstance(model, Network) else Network(model, parameters, output_fn)
     examples = loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device)
-    network.check_examples(examples.read(0, min(8, len(examples)))[0])
+    few = examples.read(0, min(8, len(examples)))[0]
+    check_outputs(examples, 0, network.outputs(few))
+    network.check_examples(few)
     chosen = resolve(likelihood)
-    outputs, targets = [], []
+    outputs, targets, n_counted = [], [], 0
     for start, stop in examples.ranges(_OPENED.get(network.device.type, 64)):
         x, y = examples.read(start, stop)
         outputs.append(network.outputs(x))
         targets.append(y)
-        if not torch.isfinite(outputs[-1]).all():
-            msg = f"The network answers NaN or Inf on training examples {start} to {stop}."
-            raise ModelError(msg)
+        check_outputs(examples, start, outputs[-1])
         chosen.check(outputs[-1], y)
-    return network, examples, chosen.fitted(torch.cat(outputs), torch.cat(targets))
+        counted = chosen.counted(outputs[-1], y)
+        n_counted += outputs[-1].numel() if counted is None else int(counted.sum())
+    if n_counted == 0:
+        msg = "Every target is one to be ignored (ignore_index): there is nothing to project on."
+        raise DataError(msg)
+    return network, examples, chosen.fitted(torch.cat(outputs), torch.cat(targets)), n_counted
 
 
 class OutputJacobian(JacobianRows):
@@ -323,7 +321,7 @@ class OutputJacobian(JacobianRows):
     hessian : bool
         Scale the rows of each example by a root of the likelihood's Hessian in output space, so that
         :math:`A^\top A` is the generalized Gauss-Newton matrix proper. The paper's default is the identity.
-    parameters, batch_fn, storage
+    parameters, batch_fn, output_fn, storage
         See :class:`Network <nullbayes.jacobian.network.Network>` and :class:`JacobianRows`.
     """
 
@@ -336,22 +334,22 @@ class OutputJacobian(JacobianRows):
         hessian: bool = False,
         parameters: Selection = None,
         batch_fn: BatchFn | None = None,
+        output_fn: OutputFn | None = None,
         storage: Formed = "form",
     ) -> None:
-        network, examples, fitted = _open(model, loader, likelihood, parameters, batch_fn)
+        network, examples, fitted, n_counted = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
+        shape = network.output_shape(examples.read(0, 1)[0])
+        self.hessian, self.n_counted = hessian, n_counted
+        ignoring = n_counted < len(examples) * math.prod(shape)
 
         def outputs(flat: Tensor, x: Any, y: Tensor) -> Tensor:
-            return network(flat, x)
-
-        def scaled(flat: Tensor, x: Any, y: Tensor) -> Tensor:
             values = network(flat, x)
-            root = fitted.hessian_root(values.detach(), y)  # once through the network, so that rows go by layers
-            return (root @ values[..., None])[..., 0]
+            if hessian:  # at the same outputs: once through the network, so that rows go by layers
+                values = fitted.scaled(values, values.detach(), y)
+            counted = fitted.counted(values, y) if ignoring else None
+            return (values if counted is None else values * counted).flatten(1)
 
-        self.hessian = hessian
-        width = network.outputs(examples.read(0, 1)[0]).shape[1]
-        function: Callable[..., Tensor] = scaled if hessian else outputs
-        super().__init__(network, examples, fitted, function, granule=width, storage=storage)
+        super().__init__(network, examples, fitted, outputs, granule=math.prod(shape), storage=storage)
 
 
 class LossJacobian(JacobianRows):
@@ -359,7 +357,7 @@ class LossJacobian(JacobianRows):
 
     Parameters
     ----------
-    model, loader, likelihood, parameters, batch_fn, storage
+    model, loader, likelihood, parameters, batch_fn, output_fn, storage
         As for :class:`OutputJacobian`; the likelihood may be any per-example loss ``(outputs, targets) -> (n,)``.
     """
 
@@ -371,9 +369,10 @@ class LossJacobian(JacobianRows):
         *,
         parameters: Selection = None,
         batch_fn: BatchFn | None = None,
+        output_fn: OutputFn | None = None,
         storage: Formed = "form",
     ) -> None:
-        network, examples, fitted = _open(model, loader, likelihood, parameters, batch_fn)
+        network, examples, fitted, _ = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
 
         def losses(flat: Tensor, x: Any, y: Tensor) -> Tensor:
             return fitted.loss(network(flat, x), y)[:, None]

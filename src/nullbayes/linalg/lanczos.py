@@ -39,9 +39,8 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
             drawn = _gaussian((width, rows.n_rows), generator).to(rows.device, rows.dtype)
             image = rows.rmv(drawn / rows.n_rows**0.5)
         else:
-            image = rows.rmv(rows.mv(latest[:, :p]))
-        sizes = image.norm(dim=1, keepdim=True)
-        image = image / sizes.clamp_min(torch.finfo(rows.dtype).tiny)
+            image = rows.rmv(_unit(rows.mv(latest[:, :p])))  # two products in one go may underflow
+        image = _unit(image)
         rounding = _gaussian((len(image), _WATCHED), generator).to(image) * eps
         image = _orthogonalize(torch.cat([image, rounding], dim=1), basis[:found])
         _, lengths, new = torch.linalg.svd(image, full_matrices=False)
@@ -57,6 +56,13 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
 def _gaussian(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw where the generator is: the same numbers for rows on any device."""
     return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
+
+
+def _unit(vectors: Tensor) -> Tensor:  # (n, ...)
+    """Scale to length one, whatever the length: its square may be out of range."""
+    lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=torch.float64)
+    unit: Tensor = vectors / lengths.clamp_min(torch.finfo(vectors.dtype).tiny).to(vectors.dtype)
+    return unit
 
 
 def _orthogonalize(vectors: Tensor, basis: Tensor) -> Tensor:  # (..., P), (k, P)

@@ -7,10 +7,12 @@ import os
 from torch import nn
 
 from nullbayes import io
-from nullbayes.errors import FileError, NullBayesError
-from nullbayes.jacobian.data import BatchFn
-from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.errors import FileError, ModelError, NullBayesError
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.network import OutputFn
+from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.base import SamplePosterior as SamplePosterior
+from nullbayes.posteriors.header import check_header
 from nullbayes.posteriors.loss_projected import LossProjectedPosterior as LossProjectedPosterior
 from nullbayes.posteriors.projected import ProjectedPosterior as ProjectedPosterior
 from nullbayes.posteriors.report import FitCheck as FitCheck
@@ -27,6 +29,7 @@ def load(
     *,
     likelihood: str | Likelihood | LossFn | None = None,
     batch_fn: BatchFn | None = None,
+    output_fn: OutputFn | None = None,
 ) -> SamplePosterior:
     """Read a posterior that was saved for this model.
 
@@ -38,15 +41,19 @@ def load(
         With the parameters that the posterior was fitted to, on any device; a fingerprint is compared.
     likelihood : optional
         Only for a loss of one's own, which a file cannot hold.
-    batch_fn : callable, optional
+    batch_fn, output_fn : callable, optional
         As when it was fitted.
     """
+    asked = None if likelihood is None else resolve(likelihood)
+    if not isinstance(model, nn.Module):
+        msg = f"model must be a torch.nn.Module, not {type(model).__name__}."
+        raise ModelError(msg)
     tensors, header = io.read(path)
+    check_header(header)
     try:
-        kind = KINDS[header["kind"]]
-        return kind._from_file(tensors, header, model, likelihood, batch_fn)
-    except NullBayesError:
+        return KINDS[header["kind"]]._from_file(tensors, header, model, asked, batch_fn, output_fn)
+    except FileError:
         raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        msg = f"{path} is not a posterior file of this version, or it was altered ({type(error).__name__}: {error})."
+    except NullBayesError as error:
+        msg = f"{os.fspath(path)} does not fit this model: {error}"
         raise FileError(msg) from error

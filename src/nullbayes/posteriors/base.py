@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from nullbayes import io, priors
 from nullbayes.errors import FileError, NotFittedError, SettingsError
-from nullbayes.jacobian.data import BatchFn, Examples
-from nullbayes.jacobian.network import Network, Selection
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.modules import unwrapped
+from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.products import linearized
-from nullbayes.likelihoods import Likelihood, LossFn, Regression, resolve
+from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.report import FitCheck
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Prediction, mean_nll, predict, score
@@ -42,7 +44,11 @@ class SamplePosterior:
         See the property of that name.
     batch_fn : callable, optional
         Turns a batch of the loader into ``(inputs, targets)``.
+    output_fn : callable, optional
+        Takes the outputs out of what the model returns; by default its only tensor, or that called "logits".
     """
+
+    _fewest = 2  # samples that a file may hold: as many as a variance needs
 
     def __init__(
         self,
@@ -52,8 +58,9 @@ class SamplePosterior:
         parameters: Selection = None,
         prior_precision: str | float = "optimal",
         batch_fn: BatchFn | None = None,
+        output_fn: OutputFn | None = None,
     ) -> None:
-        self._network = Network(model, parameters)
+        self._network = Network(model, parameters, output_fn)
         self._likelihood = self._asked = resolve(likelihood)  # as asked for: each fit fills it in anew
         self._batch_fn = batch_fn
         self._directions: Tensor | None = None  # (S, P)
@@ -139,7 +146,7 @@ class SamplePosterior:
         trained = {name: named[name].data for name in values}
         try:
             for name, value in values.items():
-                named[name].data = value.clone()
+                named[name].data = value.to(trained[name].dtype, copy=True)
             yield self._network.model
         finally:
             for name, value in trained.items():
@@ -197,7 +204,7 @@ class SamplePosterior:
         return self.predict(x).variance
 
     def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the network's outputs (N, O), the change at precision 1 (S, N, O), and the targets."""
+        """Return the network's outputs (N, ...), the change at precision 1 (S, N, ...), and the targets."""
         self._network.check_unchanged()
         examples = Examples(loader, self._batch_fn, self._network.device)
         outputs, changes, targets = [], [], []
@@ -215,13 +222,15 @@ class SamplePosterior:
         """Measure how far mean predictions and accuracy moved from the network's own on some data."""
         outputs, changes, targets = self._evaluate(loader)
         samples = outputs + changes / self.prior_precision**0.5
-        shift = samples.mean(0) - outputs
+        counted = self._likelihood.counted(outputs, targets)
+        counted = torch.ones_like(outputs, dtype=torch.bool) if counted is None else counted
+        shift = (samples.mean(0) - outputs)[counted]
         return FitCheck(
             n_data=len(outputs),
             mean_shift=float(shift.square().mean().sqrt()),
             max_shift=float(shift.abs().max()),
-            std=float(samples.var(0).mean().sqrt()),
-            output_std=output_spread(outputs),
+            std=float(samples.var(0)[counted].mean().sqrt()),
+            output_std=output_spread(outputs, counted),
             nll_model=mean_nll(outputs[None], targets, self._likelihood),
             nll_posterior=mean_nll(samples, targets, self._likelihood),
             accuracy_model=self._accuracy(outputs[None], targets),
@@ -231,11 +240,7 @@ class SamplePosterior:
     def _accuracy(self, samples: Tensor, targets: Tensor) -> float | None:
         if not self._likelihood.has_probabilities:
             return None
-        probs = self._likelihood.probabilities(samples).mean(0)
-        if self._likelihood.name == "classification":
-            labels = targets.argmax(1) if targets.is_floating_point() else targets.reshape(-1)
-            return float((probs.argmax(1) == labels).double().mean())
-        return float(((probs >= 0.5) == targets.reshape(probs.shape).bool()).double().mean())
+        return self._likelihood.accuracy(self._likelihood.probabilities(samples).mean(0), targets)
 
     # --- prior precision --------------------------------------------------------------------------------------------
 
@@ -250,17 +255,19 @@ class SamplePosterior:
     # --- files --------------------------------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write samples, settings and a fingerprint of the model to a safetensors file, without the model itself."""
+        """Write samples, settings and a fingerprint of the model to a safetensors file, without the model itself.
+
+        The file is there whole or not at all, and an earlier one stays until then; a symbolic link stays a link.
+        """
+        _ = self.directions  # says what to do before fit
+        self._network.check_unchanged()
         header = {
             "kind": type(self).__name__,
             "parameters": list(zip(self._network.names, self._network.shapes, strict=True)),
             "fingerprint": self._network.fingerprint(),
             "prior_precision": self.prior_precision,
             "kernel_dimension": self._kernel_dimension,
-            "likelihood": {
-                "name": self._likelihood.name,
-                "sigma_noise": getattr(self._likelihood, "sigma_noise", None),
-            },
+            "likelihood": {"name": self._likelihood.name, **self._likelihood.settings()},
             **self._header(),
         }
         io.save(path, {"directions": self.directions, **self._tensors()}, header)
@@ -284,7 +291,9 @@ class SamplePosterior:
         model: nn.Module,
         likelihood: str | Likelihood | LossFn | None,
         batch_fn: BatchFn | None,
+        output_fn: OutputFn | None,
     ) -> Self:
+        model = unwrapped(model)
         names = [name for name, _ in header["parameters"]]
         here = dict(model.named_parameters())
         missing = next((name for name in names if name not in here), None)
@@ -292,35 +301,47 @@ class SamplePosterior:
             msg = f"The file belongs to a model of another structure: it has {missing!r}, which this model has not."
             raise FileError(msg)
         if likelihood is None:
-            stored = header["likelihood"]
+            stored = dict(header["likelihood"])
             if stored["name"] == "custom":
                 msg = (
                     "The posterior was fitted with a loss of your own, which a file cannot hold: "
                     "pass load(..., likelihood=loss)."
                 )
                 raise FileError(msg)
-            sigma = stored["sigma_noise"]
-            likelihood = Regression(sigma) if stored["name"] == "regression" else resolve(stored["name"])
+            likelihood = resolve(stored.pop("name"), **stored)
         wanted = set(names)
         posterior = cls(
-            model, likelihood, parameters=lambda name, _: name in wanted, batch_fn=batch_fn,
+            model, likelihood, parameters=lambda name, _: name in wanted, batch_fn=batch_fn, output_fn=output_fn,
             prior_precision=float(header["prior_precision"]),
         )  # fmt: skip
         network = posterior._network
         io.check_model(header, network.names, network.shapes, network.fingerprint())
-        directions = tensors["directions"]
-        if directions.ndim != 2 or directions.shape[1] != network.n_parameters or not torch.isfinite(directions).all():
-            msg = f"The file's directions have shape {tuple(directions.shape)} or are not finite: it was altered."
+        directions = tensors.get("directions", torch.zeros(0))
+        size, dtype = network.n_parameters, network.dtype
+        few = directions.ndim != 2 or len(directions) < cls._fewest
+        if few or directions.shape[1] != size or directions.dtype != dtype:
+            msg = (
+                f"The file's directions are {directions.dtype} of shape {tuple(directions.shape)}, the model needs "
+                f"{dtype} of shape (samples, {size}): it was altered, fit and save again."
+            )
             raise FileError(msg)
-        posterior._directions = directions.to(network.device, network.dtype)
+        if not torch.isfinite(directions).all():
+            msg = "The file's directions are not finite: it was altered, fit and save again."
+            raise FileError(msg)
+        posterior._directions = directions.to(network.device)
         posterior._kernel_dimension = float(header["kernel_dimension"])
         posterior._restore(tensors, header)
         return posterior
 
 
-def output_spread(outputs: Tensor) -> float:  # (N, O)
-    """Return the root mean square standard deviation of outputs over examples."""
-    return float(outputs.double().var(0, unbiased=False).mean().sqrt())
+def output_spread(outputs: Tensor, counted: Tensor | None = None) -> float:  # (N, ...)
+    """Return the root mean square standard deviation over examples of outputs, or of those that count."""
+    values = outputs.double()
+    if counted is None:
+        return float(values.var(0, unbiased=False).mean().sqrt())
+    weights = counted.double()
+    mean = (values * weights).sum(0) / weights.sum(0).clamp_min(1.0)
+    return float((((values - mean).square() * weights).sum() / weights.sum()).sqrt())
 
 
 def _check_precision(value: str | float) -> str | float:

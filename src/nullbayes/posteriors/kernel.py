@@ -6,6 +6,7 @@ Which rows :math:`A` has is the only difference between the two.
 
 from __future__ import annotations
 
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -224,24 +225,33 @@ class KernelPosterior(SamplePosterior):
     def _output_std(self) -> float:
         examples = self._jacobian.examples
         at_once = 1024 if examples.device.type == "cuda" else 64
-        chunks = [self._network.outputs(examples.read(a, b)[0]) for a, b in examples.ranges(at_once)]
-        return output_spread(torch.cat(chunks))
+        outputs, targets = [], []
+        for a, b in examples.ranges(at_once):
+            x, y = examples.read(a, b)
+            outputs.append(self._network.outputs(x))
+            targets.append(y)
+        every = torch.cat(outputs)
+        return output_spread(every, self._likelihood.counted(every, torch.cat(targets)))
 
     def _train_std(self) -> float:
         """Return the standard deviation left on the training outputs, at precision 1."""
         directions = self.directions
         if isinstance(self._jacobian, OutputJacobian) and not self._jacobian.hessian:
             assert self._rows is not None
-            return float((self._rows.norms(directions).square().mean() / self._rows.n_rows).sqrt())
+            return float((self._rows.norms(directions).square().mean() / self._jacobian.n_counted).sqrt())
         examples = self._jacobian.examples
         step = max(1, len(examples) // _MEASURED_EXAMPLES) * 32
         at_once = min(32, self._jacobian.product_examples(len(directions)))
-        changes = [
-            linearized(self._network, examples.read(a, b)[0], directions)[1]
-            for start in range(0, len(examples), step)
-            for a, b in examples.ranges(at_once, start, min(start + 32, len(examples)))
-        ]
-        return float(torch.cat(changes, dim=1).double().square().mean().sqrt())
+        total, n_counted = 0.0, 0
+        for start in range(0, len(examples), step):
+            for a, b in examples.ranges(at_once, start, min(start + 32, len(examples))):
+                x, y = examples.read(a, b)
+                own, changes = linearized(self._network, x, directions)
+                counted = self._likelihood.counted(own, y)
+                changes = changes.double() if counted is None else changes.double() * counted
+                total += float(changes.square().sum())
+                n_counted += own.numel() if counted is None else int(counted.sum())
+        return math.sqrt(total / max(1, n_counted) / len(directions))
 
     @property
     def report(self) -> FitReport:
@@ -281,7 +291,7 @@ class KernelPosterior(SamplePosterior):
     # --- more than samples --------------------------------------------------------------------------------------------
 
     @full_precision()
-    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, O)
+    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)
         r"""Return the variance of the linearized outputs.
 
         Parameters
@@ -301,11 +311,11 @@ class KernelPosterior(SamplePosterior):
         assert self._projector is not None
         parts = []
         for piece in stream(x, self._network, self._batch_fn, n_samples=256):
-            rows = output_rows(self._network, piece)  # (n, O, P)
-            projection = self._projector.apply(self._state, rows.flatten(0, 1))
+            rows = output_rows(self._network, piece)  # (n, ..., P)
+            projection = self._projector.apply(self._state, rows.flatten(0, -2))
             if projection.info.outcome is Outcome.INTERRUPTED:
                 raise KeyboardInterrupt  # half a projection is no exact variance
-            parts.append(projection.directions.square().sum(1).view(rows.shape[:2]))
+            parts.append(projection.directions.square().sum(1).view(rows.shape[:-1]))
         return torch.cat(parts) / self.prior_precision
 
     @full_precision()

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
-from nullbayes.jacobian.data import BatchFn
-from nullbayes.jacobian.network import Selection
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.jacobian.rows import LossJacobian, OutputJacobian
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.posteriors.resources import host_memory_bytes, memory_limit_bytes
@@ -25,19 +25,20 @@ def plan(
     loss: bool = False,
     parameters: Selection = None,
     batch_fn: BatchFn | None = None,
+    output_fn: OutputFn | None = None,
     tolerance: float = 1e-2,
 ) -> Plan:
     """Return the projector that a fit would take, why, and an estimate of its memory and work.
 
     Parameters
     ----------
-    model, loader, n_samples, memory_limit, likelihood, parameters, batch_fn, tolerance
+    model, loader, n_samples, memory_limit, likelihood, parameters, batch_fn, output_fn, tolerance
         As for the posteriors and their ``fit``.
     loss : bool
         Plan for the loss-projected posterior.
     """
     kind = LossJacobian if loss else OutputJacobian
-    rows = kind(model, loader, likelihood, parameters=parameters, batch_fn=batch_fn)
+    rows = kind(model, loader, likelihood, parameters=parameters, batch_fn=batch_fn, output_fn=output_fn)
     limit = memory_limit_bytes(memory_limit, rows.device)
     host = host_memory_bytes(rows.device)
     return choose(rows, n_samples=n_samples, memory_limit=limit, rtol=tolerance, host_limit=host)

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nullbayes.jacobian.data import BatchFn, Examples
-from nullbayes.jacobian.network import Selection
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.jacobian.rows import JacobianRows, OutputJacobian
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.posteriors.kernel import KernelPosterior
@@ -19,7 +20,7 @@ class ProjectedPosterior(KernelPosterior):
 
     Parameters
     ----------
-    model, likelihood, parameters, prior_precision, batch_fn
+    model, likelihood, parameters, prior_precision, batch_fn, output_fn
         See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`.
     hessian : bool
         Scale the rows by a root of the likelihood's Hessian in output space (the Gauss-Newton matrix proper); the paper
@@ -34,9 +35,13 @@ class ProjectedPosterior(KernelPosterior):
         parameters: Selection = None,
         prior_precision: str | float = "optimal",
         batch_fn: BatchFn | None = None,
+        output_fn: OutputFn | None = None,
         hessian: bool = False,
     ) -> None:
-        super().__init__(model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn)
+        super().__init__(
+            model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn,
+            output_fn=output_fn,
+        )  # fmt: skip
         self._hessian = hessian
 
     def _header(self) -> dict[str, Any]:

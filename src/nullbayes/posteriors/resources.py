@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from nullbayes.errors import SettingsError
+from nullbayes.memory import free_memory
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -18,7 +19,7 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 def memory_limit_bytes(limit: int | str | None, device: torch.device) -> int:
     """Return a limit in bytes: a number, a string such as "8GB", or a share of what is free now."""
     if limit is None:
-        return int((0.85 if device.type == "cuda" else 0.6) * _free_memory(device))
+        return int((0.85 if device.type == "cuda" else 0.6) * free_memory(device))
     if isinstance(limit, str):
         match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]*)?)\s*([KMGT]?)(i?B)?\s*", limit, flags=re.IGNORECASE)
         if match is None:
@@ -33,21 +34,7 @@ def memory_limit_bytes(limit: int | str | None, device: torch.device) -> int:
 
 def host_memory_bytes(device: torch.device) -> int:
     """Return half of the free host memory, where it is another than the device's own; else 0."""
-    return 0 if device.type == "cpu" else _free_memory(torch.device("cpu")) // 2
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch holds it for us
-        return int(torch.cuda.mem_get_info(device)[0]) + idle
-    candidates = [8 * 2**30]
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        candidates = [int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024]
-    with contextlib.suppress(OSError, ValueError):  # a container may allow less than the machine has
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        candidates.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
-    return max(2**28, min(candidates))
+    return 0 if device.type == "cpu" else free_memory(torch.device("cpu")) // 2
 
 
 class Meter:

@@ -1,0 +1,180 @@
+"""What a batch may be: inputs in any nesting of tensors, and targets; how it is taken apart, cut and joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import DataError
+
+BatchFn = Callable[[Any], tuple[Any, Tensor]]
+_TARGETS = ("labels", "label", "targets", "target", "y")
+_WEIGHTS = ("weight", "weights", "sample_weight", "sample_weights")
+_NO_WEIGHTS = (
+    "weights of examples change nothing, as rows count by their direction alone (leave out examples of weight zero)"
+)
+
+
+def leaves(x: Any) -> Iterator[Tensor]:
+    """Iterate over the tensors of an input: a tensor, or a tuple, list or mapping of inputs."""
+    if isinstance(x, Tensor):
+        yield x
+    elif isinstance(x, Mapping):
+        for value in x.values():
+            yield from leaves(value)
+    elif isinstance(x, (tuple, list)):
+        for value in x:
+            yield from leaves(value)
+
+
+def map_leaves(function: Callable[..., Any], x: Any, *others: Any) -> Any:
+    """Apply a function to every tensor of inputs of the same structure; other values stay those of the first."""
+    if isinstance(x, Tensor):
+        return function(x, *others)
+    if isinstance(x, Mapping):
+        return {key: map_leaves(function, value, *(o[key] for o in others)) for key, value in x.items()}
+    if isinstance(x, (tuple, list)):
+        parts = [map_leaves(function, value, *(o[i] for o in others)) for i, value in enumerate(x)]
+        return tuple(parts)
+    return x
+
+
+def n_examples(x: Any) -> int:
+    """Return the number of examples in an input."""
+    lengths = {len(leaf) for leaf in leaves(x) if leaf.ndim}
+    if len(lengths) != 1:
+        what = f"tensors of different lengths {sorted(lengths)}"
+        if not lengths:
+            what = f"no tensor (it is {type(x).__name__}): torch.as_tensor makes one of an array or a list"
+        msg = f"An input must hold tensors with one entry an example; this one holds {what}."
+        raise DataError(msg)
+    return lengths.pop()
+
+
+def take_examples(x: Any, start: int, stop: int) -> Any:
+    """Return some examples of an input; what has no dimension belongs to all of them."""
+    return map_leaves(lambda leaf: leaf[start:stop] if leaf.ndim else leaf, x)
+
+
+def example_dims(x: Any) -> Any:
+    """Return ``in_dims`` for ``vmap`` over examples: 0 for tensors that have them, None for what all share."""
+    if isinstance(x, Mapping):
+        return {key: example_dims(value) for key, value in x.items()}
+    if isinstance(x, (tuple, list)):
+        return tuple(example_dims(value) for value in x)
+    return 0 if isinstance(x, Tensor) and x.ndim else None
+
+
+def as_batch(x: Any, dims: Any) -> Any:
+    """Return one example, as ``vmap`` over ``dims`` hands it out, as a batch of one."""
+    return map_leaves(lambda leaf, dim: leaf if dim is None else leaf[None], x, dims)
+
+
+def to_device(x: Any, device: torch.device) -> Any:
+    """Move every tensor of an input."""
+    return map_leaves(lambda leaf: leaf.to(device, non_blocking=True), x)
+
+
+def join_examples(parts: Sequence[Any]) -> Any:
+    """Return inputs of the same structure as one; what has no dimension is that of the first."""
+    return map_leaves(lambda *tensors: torch.cat(tensors) if tensors[0].ndim else tensors[0], *parts)
+
+
+def split_batch(batch: Any, batch_fn: BatchFn | None) -> tuple[Any, Tensor]:
+    """Return inputs and targets of a training batch."""
+    if batch_fn is not None:
+        pair = batch_fn(batch)
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            msg = f"batch_fn must return a pair (inputs, targets), not {_named(pair)}."
+            raise DataError(msg)
+        return _checked(*pair)
+    if isinstance(batch, Mapping):
+        key = _target_key(batch)
+        weight = next((k for k in _WEIGHTS if k in batch), None)
+        if key is not None and weight is not None:
+            msg = (
+                f"The batch holds {weight!r}: {_NO_WEIGHTS}. Take them out with batch_fn=lambda batch: "
+                f"(inputs, batch[{key!r}]); where {weight!r} is an input of the network, leave it in there."
+            )
+            raise DataError(msg)
+        if key is not None:
+            return _checked({k: v for k, v in batch.items() if k != key}, batch[key])
+    elif isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return _checked(*batch)
+    elif isinstance(batch, (tuple, list)) and len(batch) > 2:
+        msg = (
+            f"A training batch must be a pair (inputs, targets), not {_named(batch)}. Several inputs: "
+            "batch_fn=lambda batch: ((batch[0], batch[1]), batch[2]). Inputs, targets and weights: "
+            f"batch_fn=lambda batch: (batch[0], batch[1]), for {_NO_WEIGHTS}."
+        )
+        raise DataError(msg)
+    msg = (
+        f"A training batch must be a pair (inputs, targets) or a mapping with 'labels', not {_named(batch)}: "
+        "say how to take it apart with batch_fn=lambda batch: (inputs, targets)."
+    )
+    raise DataError(msg)
+
+
+def inputs_of(batch: Any, batch_fn: BatchFn | None) -> Any:
+    """Return the inputs of a batch that may come without targets."""
+    if isinstance(batch, Tensor):
+        return batch
+    if batch_fn is not None:
+        try:
+            return split_batch(batch, batch_fn)[0]
+        except DataError:
+            return batch
+    if isinstance(batch, Mapping):
+        key = _target_key(batch)
+        return batch if key is None else {k: v for k, v in batch.items() if k != key}
+    return batch[0] if isinstance(batch, (tuple, list)) and len(batch) in (1, 2) else batch
+
+
+def layout(x: Any, y: Tensor) -> dict[str, Any]:
+    """Return what must be the same in every batch: shape and type of an example's tensors, and what all share."""
+    return dict(_layout(x, "inputs")) | dict(_layout(y, "targets"))
+
+
+def _layout(x: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(x, Tensor):
+        yield path, (tuple(x.shape[1:]), x.dtype) if x.ndim else (x.item(), x.dtype)
+    elif isinstance(x, Mapping):
+        for key, value in x.items():
+            yield from _layout(value, f"{path}[{key!r}]")
+    elif isinstance(x, (tuple, list)) and (any(True for _ in leaves(x)) or all(v is None for v in x)):
+        for i, value in enumerate(x):
+            yield from _layout(value, f"{path}[{i}]")
+    elif x is None or isinstance(x, (bool, int, float, str)):
+        yield path, x
+    else:
+        msg = (
+            f"The batch's {path} is {_named(x)}, which cannot be cut example by example: make it a tensor "
+            "(torch.as_tensor), or leave it out with batch_fn=lambda batch: (inputs, targets)."
+        )
+        raise DataError(msg)
+
+
+def _checked(x: Any, y: Any) -> tuple[Any, Tensor]:
+    if not isinstance(y, Tensor) or y.ndim == 0:
+        msg = (
+            f"Targets must be a tensor with one entry an example, not {_named(y)}: torch.as_tensor(targets) makes one "
+            "of an array or a list, in the dataset or in batch_fn=lambda batch: (inputs, targets)."
+        )
+        raise DataError(msg)
+    return x, y
+
+
+def _target_key(batch: Mapping[Any, Any]) -> Any:
+    return next((key for key in _TARGETS if key in batch), None)
+
+
+def _named(value: Any) -> str:
+    """Say what something is, and of what or how long, where that helps."""
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{type(value).__name__}"

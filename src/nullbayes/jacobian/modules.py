@@ -1,0 +1,136 @@
+"""Modules as people have them: wrapped, in half precision, or no module at all; seen as one that can be differentiated.
+
+The user's module is never changed. Its structure is copied; tensors are shared with the copy unless they are in half
+precision, in which no linear algebra can be done.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from nullbayes.errors import ModelError
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside wrappers that only say how to run it: compiled, or spread over devices."""
+    while True:
+        if isinstance(model, (DataParallel, DistributedDataParallel)):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # torch.compile
+            model = inner
+        else:
+            return model
+
+
+def evaluation_copy(model: nn.Module) -> nn.Module:
+    """Return a copy in evaluation mode that can be differentiated, or say what stands in the way."""
+    _refuse(model)
+    tensors = [*model.parameters(), *model.buffers()]
+    try:
+        module = copy.deepcopy(model, {id(t): _single(t) for t in tensors})
+    except Exception as error:
+        if any(m.training for m in model.modules()) or any(t.dtype in HALF for t in tensors):
+            msg = (
+                f"The model cannot be copied ({error}), which one in training mode or in half precision must be: "
+                "call model.eval(), and model.float()."
+            )
+            raise ModelError(msg) from error
+        return model
+    module.eval()
+    for layer in module.modules():
+        if isinstance(layer, nn.Embedding):
+            layer.padding_idx = None  # hides a derivative that is there: the padding has an influence like other words
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
+            layer.sparse = False
+    return module
+
+
+def as_module(function: Callable[..., Any], parameters: Mapping[str, Tensor]) -> nn.Module:
+    """Return a plain function of a dict of parameters as a module, which posteriors take.
+
+    Parameters
+    ----------
+    function : callable (parameters, *inputs) -> outputs
+        Takes the parameters as a dict with the names given here.
+    parameters : mapping of floating-point tensors
+        The trained values; shared, not copied. Names may have dots, as those of a module.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model = as_module(lambda p, x: x @ p["w"] + p["b"], {"w": torch.ones(3, 2), "b": torch.zeros(2)})
+    >>> model(torch.ones(1, 3))
+    tensor([[3., 3.]], grad_fn=<AddBackward0>)
+    """
+    if not callable(function) or not isinstance(parameters, Mapping) or not parameters:
+        msg = "as_module takes a function (parameters, *inputs) -> outputs and a dict of its parameters by name."
+        raise ModelError(msg)
+    for name, value in parameters.items():
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            msg = f"Parameter {name!r} must be a floating-point tensor: leave what does not vary to the function."
+            raise ModelError(msg)
+    return _FunctionModule(function, parameters)
+
+
+class _FunctionModule(nn.Module):
+    def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._function, self._names = function, tuple(parameters)
+        for name, value in parameters.items():
+            place: nn.Module = self
+            *path, last = name.split(".")
+            for part in path:
+                if not hasattr(place, part):
+                    place.add_module(part, nn.Module())
+                place = getattr(place, part)
+            place.register_parameter(last, nn.Parameter(value.detach()))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function({name: self.get_parameter_now(name) for name in self._names}, *args, **kwargs)
+
+    def get_parameter_now(self, name: str) -> Tensor:
+        """Return a parameter, or the tensor that stands in its place while others are tried out."""
+        place: Any = self
+        for part in name.split("."):
+            place = getattr(place, part)
+        found: Tensor = place
+        return found
+
+
+def _single(tensor: Tensor) -> Tensor:
+    if tensor.dtype not in HALF:
+        return tensor
+    single = tensor.detach().float()
+    return nn.Parameter(single, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else single
+
+
+def _refuse(model: nn.Module) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        msg = "The model is a TorchScript module, whose parameters cannot be varied: pass the nn.Module it came from."
+        raise ModelError(msg)
+    for name, layer in model.named_modules():
+        if any(nn.parameter.is_lazy(p) for p in layer.parameters(recurse=False)):
+            msg = (
+                f"Layer {name!r} has not seen an input yet, so that its parameters have no shape: call the model once."
+            )
+            raise ModelError(msg)
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None:
+            msg = (
+                f"Layer {name!r} normalizes by the statistics of the batch (track_running_stats=False), so examples "
+                "influence each other: train it with running statistics, or use GroupNorm."
+            )
+            raise ModelError(msg)
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
+            msg = (
+                f"Layer {name!r} changes its own weights whenever it is called (max_norm): for a trained model set "
+                f"model.{name}.max_norm = None."
+            )
+            raise ModelError(msg)

@@ -1,0 +1,163 @@
+"""Classes: one label for each example, or for each of its positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import LikelihoodError
+from nullbayes.likelihoods.base import Likelihood, alike, softplus
+
+_NO_PROBABILITIES = (
+    "Floating-point targets of shape {} are no class probabilities for {} classes: pass integer labels, "
+    'or use likelihood="regression" or "multilabel".'
+)
+
+
+@dataclass(frozen=True)
+class Classification(Likelihood):
+    """Logits over two or more classes, for each example or for each of its positions.
+
+    Targets are integer labels of the shape of the outputs without the classes, (n,) for (n, O), or probabilities of the
+    shape of the outputs.
+
+    Parameters
+    ----------
+    class_dim : int, optional
+        Which dimension of the outputs holds the classes, such as 1 for (n, C, H, W), -1 for (n, T, C); by default it is
+        found from the shape of the targets.
+    ignore_index : int
+        The label of positions that do not count: they have no loss, and their outputs no rows.
+    """
+
+    class_dim: int | None = None
+    ignore_index: int = -100
+    name: str = "classification"
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse a single logit, and labels that are not class numbers."""
+        if outputs.shape[1:].numel() == 1:
+            msg = (
+                'The network has one output, but "classification" needs a logit for each class '
+                '(softmax of one logit is always 1): use likelihood="binary".'
+            )
+            raise LikelihoodError(msg)
+        dim = self._dimension(outputs, targets)
+        classes = outputs.shape[dim]
+        if classes == 1:
+            msg = (
+                f"Of the outputs of shape {tuple(outputs.shape)}, dimension {dim} holds one class only: "
+                'use likelihood="multilabel" for single logits.'
+            )
+            raise LikelihoodError(msg)
+        if targets.is_floating_point():
+            sums = targets.sum(dim)
+            if not (bool(((sums - 1).abs() < 1e-3).all()) and targets.min() >= 0):
+                msg = _NO_PROBABILITIES.format(tuple(targets.shape), classes)
+                raise LikelihoodError(msg)
+            return
+        labels = targets[targets != self.ignore_index]
+        if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+            msg = (
+                f"Class labels run from {int(labels.min())} to {int(labels.max())}, but the network has {classes} "
+                f"outputs: labels must be 0 to {classes - 1}, or ignore_index ({self.ignore_index})."
+            )
+            raise LikelihoodError(msg)
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the cross entropy of each example, summed over its positions.
+
+        Written as log(1 + Σ exp(f_c − f_y)) over the other classes: its gradient is then exact to rounding *relative to
+        its length*, where p_y − 1 would lose all digits of a confident example, whose row is scaled up to unit length.
+        """
+        dim = self._dimension(outputs, targets)
+        logits = outputs.movedim(dim, -1)  # (n, ..., C)
+        if targets.is_floating_point():
+            losses = -(targets.movedim(dim, -1).to(logits.dtype) * logits.log_softmax(-1)).sum(-1)
+            return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
+        labels = targets.reshape(*logits.shape[:-1], 1).long()
+        ignored = labels == self.ignore_index
+        labels = labels.masked_fill(ignored, 0)
+        margins = (logits - logits.gather(-1, labels)).scatter(-1, labels, -torch.inf)
+        losses = softplus(margins.logsumexp(-1)).masked_fill(ignored[..., 0], 0.0)
+        return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
+
+    def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        r"""Return :math:`(I - s s^\top)\operatorname{diag}(s)`, with :math:`s = \sqrt p`.
+
+        Its square is diag(p) − p p⊤.
+        """
+        s = outputs.softmax(-1).sqrt()
+        return (torch.eye(s.shape[-1], dtype=s.dtype, device=s.device) - s[:, :, None] * s[:, None, :]) * s[:, None, :]
+
+    def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Multiply position by position."""
+        dim = self._dimension(outputs, targets)
+        s, moved = outputs.movedim(dim, -1).softmax(-1).sqrt(), values.movedim(dim, -1)
+        return (s * moved - s * (s * s * moved).sum(-1, keepdim=True)).movedim(-1, dim)
+
+    def counted(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Return the outputs at positions that are not ignored."""
+        if targets.is_floating_point():
+            return None
+        dim = self._dimension(outputs, targets)
+        labels = targets.reshape(outputs.movedim(dim, -1).shape[:-1])
+        return (labels != self.ignore_index).unsqueeze(dim).expand(outputs.shape)
+
+    def settings(self) -> dict[str, float | int | None]:
+        """Return the dimension of the classes, and the label that does not count."""
+        return {"class_dim": self.class_dim, "ignore_index": self.ignore_index}
+
+    def probabilities(self, outputs: Tensor) -> Tensor:
+        """Return the softmax."""
+        return outputs.softmax(-1 if self.class_dim is None else self.class_dim)
+
+    def accuracy(self, probs: Tensor, targets: Tensor) -> float:
+        """Return the share of right classes, among the positions that count."""
+        dim = self._dimension(probs, targets)
+        found = probs.argmax(dim)
+        labels = targets.argmax(dim) if targets.is_floating_point() else targets.reshape(found.shape)
+        counted = labels != self.ignore_index
+        return float((found == labels)[counted].double().mean())
+
+    def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
+        """Return the likelihood with the dimension of the classes, counted from the end."""
+        return replace(self, class_dim=self._dimension(outputs, targets))
+
+    def _dimension(self, outputs: Tensor, targets: Tensor) -> int:
+        """Return the dimension of the classes, counted from the end, and refuse targets whose shape does not fit."""
+        n, ndim = len(outputs), outputs.ndim
+        if self.class_dim is not None:
+            dim = self.class_dim - ndim if self.class_dim >= 0 else self.class_dim
+            if not 1 - ndim <= dim <= -1:
+                msg = f"class_dim={self.class_dim} is no dimension of outputs of shape {tuple(outputs.shape)}."
+                raise LikelihoodError(msg)
+            options = [dim]
+        else:
+            options = [-1] if ndim == 2 else sorted({1 - ndim, -1})
+        if targets.is_floating_point():
+            fitting = options if targets.shape == outputs.shape else []
+        else:
+            fitting = [d for d in options if alike((n, *_without(outputs.shape, d)[1:]), tuple(targets.shape))]
+        if len(fitting) == 1:
+            return fitting[0]
+        shapes = f"outputs of shape {tuple(outputs.shape)} and targets of shape {tuple(targets.shape)}"
+        if fitting:
+            msg = f"Of {shapes}, either dimension 1 or the last may hold the classes: say which with "
+            raise LikelihoodError(msg + "likelihood=nb.likelihoods.Classification(class_dim=...).")
+        if targets.is_floating_point():
+            raise LikelihoodError(_NO_PROBABILITIES.format(tuple(targets.shape), outputs.shape[options[0]]))
+        wanted = " or ".join(str((n, *_without(outputs.shape, d)[1:])) for d in options)
+        msg = (
+            f"Class labels for {shapes} must have shape {wanted}; one-hot targets are passed as floats, "
+            'several labels an example with likelihood="multilabel".'
+        )
+        raise LikelihoodError(msg)
+
+
+def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    sizes = list(shape)
+    del sizes[dim]
+    return tuple(sizes)

@@ -1,0 +1,127 @@
+"""What the header of a posterior file holds, field by field: the definition of the format, and the check of a file."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from nullbayes.errors import FileError
+
+Test = Callable[[Any], bool]
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _integer(value: Any) -> bool:
+    return type(value) is int and abs(value) < 2**63
+
+
+def _dimension(value: Any) -> bool:
+    return type(value) is int and -64 <= value <= -1
+
+
+def _number(value: Any) -> bool:
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # an int may be larger, NaN is not
+
+
+def _not_negative(value: Any) -> bool:
+    return _number(value) and value >= 0
+
+
+def _positive(value: Any) -> bool:
+    return _number(value) and value > 0
+
+
+def _fields(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _or_none(test: Test) -> Test:
+    return lambda value: value is None or test(value)
+
+
+def _list_of(test: Test) -> Test:
+    return lambda value: isinstance(value, list) and len(value) > 0 and all(map(test, value))
+
+
+def _parameter(value: Any) -> bool:
+    if not (isinstance(value, list) and len(value) == 2 and _text(value[0])):
+        return False
+    shape = value[1]
+    return isinstance(shape, list) and len(shape) <= 64 and all(map(_count, shape))  # more dimensions no tensor has
+
+
+_LIKELIHOODS: Mapping[str, Mapping[str, Test]] = {
+    "classification": {"class_dim": _or_none(_dimension), "ignore_index": _integer},
+    "regression": {"sigma_noise": _or_none(_positive)},
+    "binary": {}, "multilabel": {}, "custom": {},
+}  # fmt: skip
+_REPORT: Mapping[str, Test] = {
+    "projector": _text, "reason": _text, "route": _text, "n_data": _count, "n_rows": _count,
+    "tolerance": _not_negative, "sweeps": _count, "residual": _list_of(_not_negative), "converged": _flag,
+    "traces": _list_of(_number), "rank": _or_none(_count), "output_std": _not_negative, "seed": _count,
+    "train_std": _not_negative, "peak_memory": _or_none(_count),
+    "seconds": lambda value: _fields(value) and all(map(_not_negative, value.values())),
+}  # fmt: skip
+_COMMON: Mapping[str, Test] = {
+    "format_version": _count, "kind": _text, "parameters": _list_of(_parameter), "fingerprint": _text,
+    "prior_precision": _positive, "kernel_dimension": _not_negative, "likelihood": _fields, "report": _fields,
+}  # fmt: skip
+_BASELINE_REPORT: Mapping[str, Test] = {
+    name: _REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
+}
+_BASELINE: Mapping[str, Test] = {"seed": _count}
+_BUDGETED: Mapping[str, Test] = {**_BASELINE, "memory_budget": _count}
+_OWN: Mapping[str, Mapping[str, Test]] = {
+    "ProjectedPosterior": {"based": _flag, "hessian": _flag}, "LossProjectedPosterior": {"based": _flag},
+    **dict.fromkeys(("MAP", "DiagonalLaplace", "LastLayerLaplace", "KroneckerLaplace", "LinearizedLaplace"), _BASELINE),
+    **dict.fromkeys(("SWAG", "DeepEnsemble"), _BASELINE),
+    **dict.fromkeys(("LanczosLaplace", "SCOD", "LocalEnsemble", "SketchedLanczos"), _BUDGETED),
+}  # fmt: skip
+
+
+def check_header(header: Mapping[str, Any]) -> None:
+    """Refuse a header that lacks a field, has one too many, or holds in one what cannot be."""
+    kind = header.get("kind")
+    if not isinstance(kind, str) or kind not in _OWN:
+        _altered("kind", kind)
+    _check({**_COMMON, **_OWN[kind]}, header, "")
+    name = header["likelihood"].get("name")
+    if not isinstance(name, str) or name not in _LIKELIHOODS:
+        _altered("likelihood.name", name)
+    _check({"name": _text, **_LIKELIHOODS[name]}, header["likelihood"], "likelihood.")
+    _check(_REPORT if "based" in _OWN[kind] else _BASELINE_REPORT, header["report"], "report.")
+    rank, n_parameters = header["report"]["rank"], sum(math.prod(shape) for _, shape in header["parameters"])
+    if rank is not None and rank > n_parameters:
+        _altered("report.rank", rank)
+
+
+def _check(fields: Mapping[str, Test], values: Mapping[str, Any], where: str) -> None:
+    for name in [*fields, *values]:
+        if name not in fields:
+            _altered(f"{where}{name}", "one field too many")
+        if name not in values:
+            _altered(f"{where}{name}", "missing")
+        if not fields[name](values[name]):
+            _altered(f"{where}{name}", values[name])
+
+
+def _altered(field: str, value: Any) -> NoReturn:
+    msg = (
+        f"This is not a posterior file of this version, or it was altered: {field[:60]} of its header is "
+        f"{reprlib.repr(value)}. Take another copy of it, or fit and save again."
+    )
+    raise FileError(msg)

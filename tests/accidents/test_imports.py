@@ -1,0 +1,99 @@
+"""The command line imports what it was asked for, and nothing that happens to lie in the current folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nullbayes import cli
+from processes import PACKAGES
+
+HEAVY = {"matplotlib", "sklearn", "transformers", "scipy", "curvlinops", "pandas"}
+CHECKOUT = Path(cli.__file__).parents[2]
+
+# the command that an installer writes, which then tells what was imported
+SCRIPT = """
+import atexit, json, sys
+atexit.register(lambda: print("\\n" + json.dumps(sorted(sys.modules))))
+from nullbayes.cli import main
+sys.exit(main())
+"""
+STRANGERS = (
+    "torch", "click", "numpy", "json", "nullbayes", "sitecustomize", "usercustomize", "matplotlib", "sklearn",
+    "benchmarks/__init__", "benchmarks/run", "benchmarks/frame", "safetensors/__init__", "tqdm/__init__",
+)  # fmt: skip
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """A folder of files that say so when they are imported."""
+    folder = tmp_path / "strange"
+    for name in STRANGERS:
+        path = folder / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            f"open({str(tmp_path / 'imported')!r}, 'a').write({name!r} + '\\n')\nraise ImportError({name!r})\n"
+        )
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nullbayes").write_text(SCRIPT)
+    return folder
+
+
+def run(folder: Path, *arguments: str, told: bool = True) -> tuple[str, set[str]]:
+    """What Python prints, started in a folder, and what it had imported in the end, where it is told."""
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGES)}
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=environment)
+    if not told:
+        return done.stdout, set()
+    assert done.returncode == 0, done.stdout + done.stderr
+    text, _, modules = done.stdout.rstrip().rpartition("\n")
+    return text, set(json.loads(modules))
+
+
+COMMANDS = {
+    "help": (["--help"], "benchmark"),
+    "version": (["--version"], "nullbayes, version"),
+    "help on the demo": (["demo", "--help"], "--output"),
+    "help on benchmarks": (["benchmark", "--help"], "--list"),
+    "list": (["benchmark", "--list"], "time_to_residual"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "answer"), COMMANDS.values(), ids=COMMANDS)
+def test_a_command_imports_no_stranger_and_nothing_heavy(arguments: list[str], answer: str, strange: Path) -> None:
+    text, modules = run(strange, str(strange.parent / "bin" / "nullbayes"), *arguments)
+    assert answer in text
+    assert not (strange.parent / "imported").exists()
+    assert not modules & HEAVY
+    assert ("benchmarks" in modules) is ("--list" in arguments)
+
+
+def test_the_module_is_as_safe_as_the_command_where_python_is_told_to_be(strange: Path) -> None:
+    """``python -m`` puts the current folder first, whatever a package does; ``-P`` is what its docstring advises."""
+    text, _ = run(strange, "-P", "-m", "nullbayes", "--help", told=False)
+    assert "benchmark" in text
+    assert not (strange.parent / "imported").exists()
+
+
+def test_a_benchmark_in_a_process_of_its_own_imports_no_stranger(strange: Path) -> None:
+    code = (
+        "from nullbayes.cli import load_benchmarks; load_benchmarks(); from benchmarks import frame; "
+        "print(frame.in_fresh_process('benchmarks.run', '_plain', 3)); print('[]')"
+    )
+    assert run(strange, "-P", "-c", code)[0] == "3"
+    assert not (strange.parent / "imported").exists()
+
+
+def test_benchmarks_that_one_names_are_taken(strange: Path) -> None:
+    """What the user names is the user's: the stranger's folder is imported once it is asked for."""
+    script = str(strange.parent / "bin" / "nullbayes")
+    run(strange, script, "benchmark", "--list", "--folder", "benchmarks", told=False)
+    assert (strange.parent / "imported").read_text() == "benchmarks/run\n"
+    text, _ = run(strange, script, "benchmark", "--list", "--folder", str(CHECKOUT / "benchmarks"))
+    assert "time_to_residual" in text

@@ -1,0 +1,282 @@
+"""Every kind of data that people have: what is seen of it, in which order, with which targets; and what is refused."""
+
+from __future__ import annotations
+
+from collections import UserDict, namedtuple
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
+
+import nullbayes as nb
+from drawing import randint, randn
+from models import CLASSIFICATION, MLP, batches
+from nullbayes.errors import DataError, LikelihoodError
+from nullbayes.jacobian.batches import inputs_of
+from nullbayes.jacobian.data import Examples
+
+DEVICE = torch.get_default_device()
+N = 11
+X, Y = CLASSIFICATION.data(n=N)
+PARTS = batches(X, Y, (4, 4, 3))
+Pair = namedtuple("Pair", ["inputs", "labels"])
+Triple = namedtuple("Triple", ["inputs", "labels", "mask"])
+
+
+class Shares(IterableDataset):
+    """A stream of unknown length, of which each worker yields a share."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        info = get_worker_info()
+        start, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return zip(X.cpu()[start::step], Y.cpu()[start::step], strict=True)
+
+
+class ReadOnce(IterableDataset):
+    """A stream that is used up."""
+
+    def __init__(self) -> None:
+        self.left = iter(list(zip(X, Y, strict=True)))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.left
+
+
+def workers(**options: Any) -> Any:
+    return DataLoader(TensorDataset(X.cpu(), Y.cpu()), batch_size=4, num_workers=2, **options)
+
+
+IN_ORDER = list(range(N))
+BY_WORKERS = [0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 9]  # batches of 4 from two workers in turn, each with every second example
+
+LOADERS: dict[str, tuple[Callable[[], Any], list[int]]] = {
+    "one batch": (lambda: [(X, Y)], IN_ORDER),
+    "batches": (lambda: PARTS, IN_ORDER),
+    "lists": (lambda: [[x, y] for x, y in PARTS], IN_ORDER),
+    "named tuples": (lambda: [Pair(x, y) for x, y in PARTS], IN_ORDER),
+    "mappings": (lambda: [{"input": x, "label": y} for x, y in PARTS], IN_ORDER),
+    "user mappings": (lambda: [UserDict(input=x, labels=y) for x, y in PARTS], IN_ORDER),
+    "loader": (lambda: DataLoader(TensorDataset(X, Y), batch_size=4), IN_ORDER),
+    "stream": (lambda: DataLoader(Shares(), batch_size=4), IN_ORDER),
+    "loader with workers": (workers, IN_ORDER),
+    "persistent workers": (lambda: workers(persistent_workers=True), IN_ORDER),
+    "stream with workers": (lambda: DataLoader(Shares(), batch_size=4, num_workers=2), BY_WORKERS),
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_all_examples_are_seen_in_order_with_their_targets(name: str) -> None:
+    if DEVICE.type != "cpu" and "workers" in name:
+        pytest.skip("workers cannot use what lies on a GPU")
+    make, order = LOADERS[name]
+    loader = make()
+    examples = Examples(loader, None, DEVICE)
+    assert len(examples) == N
+    x, y = examples.read(0, N)
+    assert torch.equal(x["input"] if isinstance(x, dict) else x, X[order])
+    assert torch.equal(y, Y[order])
+    posterior = nb.ProjectedPosterior(MLP.build()).fit(loader, 3, progress=False)
+    assert posterior.report.n_data == N
+    prediction = posterior.predict(loader)
+    assert torch.equal(prediction.mean.argmax(1), MLP.build()(X[order]).argmax(1))
+    assert float(prediction.variance.max()) < 1e-2
+
+
+def test_a_stream_that_is_used_up_is_refused() -> None:
+    with pytest.raises(DataError, match=r"read only once.*list\(loader\)"):
+        nb.ProjectedPosterior(MLP.build()).fit(DataLoader(ReadOnce(), batch_size=4), 2, progress=False)
+
+
+def test_batch_fn_takes_any_batch_apart() -> None:
+    loader = [{"meta": ["a", "b"], "image": x, "info": {"class": y}} for x, y in PARTS]
+    posterior = nb.ProjectedPosterior(MLP.build(), batch_fn=lambda b: (b["image"], b["info"]["class"]))
+    assert posterior.fit(loader, 2, progress=False).report.n_data == N
+
+
+# --- batches of Hugging Face ------------------------------------------------------------------------------------------
+
+
+class Classifier(nn.Module):
+    """Takes what a tokenizer gives, and a switch that all examples share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 5), nn.Linear(5, 3)
+        self.gain = nn.Parameter(torch.tensor(0.7))  # which no rule knows: its column goes the plain way
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None, mode: str = "mean"
+    ) -> Tensor:
+        assert token_type_ids is None
+        h = self.gain * self.words(input_ids) * attention_mask[..., None]
+        return self.head(h.sum(1) / attention_mask.sum(1, keepdim=True) if mode == "mean" else h.sum(1))
+
+
+def tokens() -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    ids = randint(9, (N, 6), generator=generator)
+    mask = (torch.arange(6) < randint(6, (N, 1), generator=generator) + 1).long()
+    return [{"input_ids": ids[a:b], "attention_mask": mask[a:b], "labels": Y[a:b]} for a, b in ((0, 4), (4, 8), (8, N))]
+
+
+def classifier() -> nn.Module:
+    torch.manual_seed(0)
+    return Classifier().double()
+
+
+def whole(parts: list[Any]) -> dict[str, Tensor]:
+    return {key: torch.cat([part[key] for part in parts]) for key in ("input_ids", "attention_mask")}
+
+
+@pytest.mark.parametrize("kind", ["BatchEncoding", "BatchFeature"])
+def test_batches_of_transformers_are_read(kind: str) -> None:
+    make = getattr(pytest.importorskip("transformers"), kind)
+    loader = [make(batch) for batch in tokens()]
+    x, y = Examples(loader, None, DEVICE).read(0, N)
+    assert x.keys() == {"input_ids", "attention_mask"}
+    assert all(torch.equal(x[key], value) for key, value in whole(tokens()).items())
+    assert torch.equal(y, Y)
+    model = classifier()
+    posterior = nb.ProjectedPosterior(model).fit(loader, 3, progress=False)
+    assert posterior.report.n_data == N
+    for inputs in (loader, make(whole(tokens()))):
+        change = posterior.predict(inputs).mean - model(**whole(tokens())).detach()
+        assert float(change.abs().max()) < 0.1
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+def test_none_and_what_all_examples_share_are_passed_on() -> None:
+    loader = [{**batch, "token_type_ids": None, "mode": "sum"} for batch in tokens()]
+    nested = [({"x": {**batch, "labels": None}}, batch["labels"]) for batch in tokens()]
+    model = classifier()
+    for storage in ("form", "products"):
+        rows, fixed = nb.OutputJacobian(model, loader, storage=storage), nb.OutputJacobian(Fixed(model), nested)
+        torch.testing.assert_close(rows.dense(), fixed.dense())
+    assert nb.LossProjectedPosterior(model).fit(loader, 2, progress=False).report.n_data == N
+
+
+class Fixed(nn.Module):
+    """The classifier with its switch set by hand, and named inputs one level down."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: dict[str, Any]) -> Tensor:
+        return self.model(x["input_ids"], x["attention_mask"], mode="sum")
+
+
+# --- targets ----------------------------------------------------------------------------------------------------------
+
+one_hot = F.one_hot(Y, 3)
+numbers = randn(N, 3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+TARGETS = {
+    "labels": ("classification", Y, 3),
+    "labels of few bits": ("classification", Y.to(torch.uint8), 3),
+    "labels (n, 1)": ("classification", Y[:, None], 3),
+    "one-hot floats": ("classification", one_hot.double(), 3),
+    "one-hot floats of lower precision": ("classification", one_hot.float(), 3),
+    "booleans": ("binary", Y > 0, 1),
+    "0 and 1": ("multilabel", one_hot, 3),
+    "numbers": ("regression", numbers, 3),
+    "numbers (n, 1)": ("regression", numbers[:, :1], 1),
+    "numbers (n,)": ("regression", numbers[:, 0], 1),
+}
+
+
+@pytest.mark.parametrize(("likelihood", "y", "outputs"), TARGETS.values(), ids=TARGETS)
+def test_targets_are_seen_as_they_are(likelihood: str, y: Tensor, outputs: int) -> None:
+    loader = batches(X, y, (4, 4, 3))
+    seen = Examples(loader, None, DEVICE).read(2, 9)[1]
+    assert torch.equal(seen, y[2:9])
+    assert seen.dtype == y.dtype
+    posterior = nb.ProjectedPosterior(MLP.build(outputs), likelihood).fit(loader, 2, progress=False)
+    assert posterior.report.n_data == N
+
+
+# --- what is refused, with a way out ----------------------------------------------------------------------------------
+
+W = torch.ones(N)
+NOT_WEIGHED = "weights of examples change nothing.*weight zero"
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "numpy targets": ((X, np.zeros(N, dtype=np.int64)), r"not ndarray: torch\.as_tensor\(targets\)"),
+    "list of targets": ((X, Y.tolist()), r"not a list of 11: torch\.as_tensor\(targets\)"),
+    "numpy targets in a mapping": ({"input": X, "labels": np.zeros(N)}, r"torch\.as_tensor\(targets\)"),
+    "no targets": ((X, None), r"not NoneType.*torch\.as_tensor"),
+    "numpy inputs": ((np.zeros((N, 4)), Y), r"no tensor \(it is ndarray\): torch\.as_tensor"),
+    "weights": ((X, Y, W), rf"a tuple of 3.*\(\(batch\[0\], batch\[1\]\), batch\[2\]\).*{NOT_WEIGHED}"),
+    "two inputs": ([X, X, Y], r"a list of 3.*\(\(batch\[0\], batch\[1\]\), batch\[2\]\)"),
+    "named tuple of three": (Triple(X, Y, W), "a Triple of 3"),
+    "named weights": ({"input": X, "labels": Y, "weight": W}, rf"holds 'weight': {NOT_WEIGHED}.*batch\['labels'\]"),
+    "sample weights": ({"input": X, "y": Y, "sample_weight": W}, rf"'sample_weight': {NOT_WEIGHED}.*batch\['y'\]"),
+    "strings": ({"input": X, "name": ["a"] * N, "labels": Y}, r"inputs\['name'\] is a list of 11.*batch_fn"),
+    "list of ids": ({"input": X, "id": list(range(N)), "labels": Y}, r"inputs\['id'\] is a list.*as_tensor"),
+    "numpy beside tensors": ({"input": X, "extra": np.zeros(N), "labels": Y}, r"inputs\['extra'\] is ndarray"),
+    "object": ({"input": X, "extra": object(), "labels": Y}, r"inputs\['extra'\] is object"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("batch", "fragment"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_used_is_refused_with_a_way_out(batch: Any, fragment: str) -> None:
+    with pytest.raises(DataError, match=fragment):
+        nb.ProjectedPosterior(MLP.build()).fit([batch], 2, progress=False)
+
+
+WAYS_OUT: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "numpy targets": ((X, Y.cpu().numpy()), lambda b: (b[0], torch.as_tensor(b[1]))),
+    "weights": ((X, Y, W), lambda b: (b[0], b[1])),
+    "named weights": ({"input": X, "labels": Y, "weight": W}, lambda b: ({"input": b["input"]}, b["labels"])),
+    "strings": ({"input": X, "name": ["a"] * N, "labels": Y}, lambda b: ({"input": b["input"]}, b["labels"])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("batch", "batch_fn"), WAYS_OUT.values(), ids=WAYS_OUT)
+def test_the_way_out_leads_out(batch: Any, batch_fn: Callable[[Any], Any]) -> None:
+    x, y = Examples([batch], batch_fn, DEVICE).read(0, N)
+    assert torch.equal(x["input"] if isinstance(x, dict) else x, X)
+    assert torch.equal(y, Y)
+    assert nb.ProjectedPosterior(MLP.build(), batch_fn=batch_fn).fit([batch], 2, progress=False).n_samples == 2
+
+
+def test_a_batch_fn_that_returns_no_pair_is_refused() -> None:
+    for batch_fn in (lambda b: b[0], lambda b: (*b, 1), lambda b: None):
+        with pytest.raises(DataError, match=r"Batch 0: batch_fn must return a pair \(inputs, targets\), not"):
+            Examples(PARTS, batch_fn, DEVICE)
+
+
+def test_one_hot_integers_are_refused_with_a_way_out() -> None:
+    with pytest.raises(LikelihoodError, match=r"must have shape \(11,\); one-hot targets are passed as floats"):
+        nb.ProjectedPosterior(MLP.build()).fit([(X, one_hot)], 2, progress=False)
+
+
+DIFFERENT: dict[str, tuple[list[Any], str]] = {
+    "type": ([(X, Y), (X, Y.int())], r"targets of type torch.int32, the earlier ones torch.int64: convert"),
+    "type of inputs": ([({"x": X}, Y), ({"x": X.float()}, Y)], r"Batch 1 holds inputs\['x'\] of type torch.float32"),
+    "shape": ([(X, Y), (X[:, :3], Y)], r"Batch 1 holds examples of shape \(3,\), the earlier ones \(4,\): pad"),
+    "switch": ([({"x": X, "k": 1}, Y), ({"x": X, "k": 2}, Y)], r"Batch 1 holds 2 as inputs\['k'\], the earlier ones 1"),
+    "number": (
+        [((X, torch.tensor(0.5)), Y), ((X, torch.tensor(2.0)), Y)],
+        r"Batch 1 holds 2.0 as inputs\[1\], the earlier ones 0.5.*one entry an example, or the same",
+    ),
+    "keys": ([({"a": X}, Y), ({"b": X}, Y)], r"Batch 1 holds inputs\['b'\], targets, the earlier ones inputs\['a'\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("loader", "fragment"), DIFFERENT.values(), ids=DIFFERENT)
+def test_batches_must_be_of_one_kind(loader: list[Any], fragment: str) -> None:
+    with pytest.raises(DataError, match=fragment):
+        Examples(loader, None, DEVICE)
+
+
+def test_inputs_are_found_beside_any_targets() -> None:
+    assert inputs_of((X, Y.tolist()), None) is X
+    assert inputs_of(Pair(X, Y), None) is X
+    assert inputs_of({"x": X, "labels": Y.tolist()}, None) == {"x": X}
+    assert inputs_of({"x": X, "labels": Y, "weight": W}, None) == {"x": X, "weight": W}  # an input, for all we know
