@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import nullbayes as nb
 from drawing import randn
 from models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, TASKS, Task, batches
-from nullbayes import baselines
+from nullbayes import baselines, io
 from nullbayes.errors import DataError, FileError, LikelihoodError, ModelError, NotFittedError, SettingsError
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
@@ -282,6 +282,9 @@ def test_a_precision_can_be_changed_without_a_new_fit(method: Method) -> None:
     torch.testing.assert_close(posterior.predict(X_NEW).samples, first.samples, rtol=1e-10, atol=1e-12)
     given = method.make(prior_precision=100.0)
     assert given.prior_precision == 100.0
+    given.fit([CLASSIFICATION.data()], 4, generator=torch.Generator().manual_seed(0), progress=False)
+    posterior.prior_precision = 100.0
+    torch.testing.assert_close(posterior.predict(X_NEW).samples, given.predict(X_NEW).samples, rtol=1e-10, atol=1e-12)
     for bad in (0.0, -1.0, float("nan"), "optimal"):
         with pytest.raises(SettingsError, match="positive number"):
             posterior.prior_precision = bad
@@ -323,6 +326,21 @@ def test_a_file_of_another_model_is_refused(method: Method, tmp_path: Path) -> N
         nb.load(tmp_path / "posterior", MLP.build(seed=1))
     with pytest.raises(FileError, match="another structure"):
         nb.load(tmp_path / "posterior", nn.Linear(4, 3).double())
+
+
+@each_baseline
+def test_tensors_that_do_not_fit_are_refused(method: Method, tmp_path: Path) -> None:
+    """A file whose hash is right, but whose tensors are not those of the method."""
+    model = MLP.build()
+    method.fit(model=model).save(tmp_path / "posterior")
+    tensors, header = io.read(tmp_path / "posterior")
+    added = [name for name in tensors if name != "directions"]
+    for name in added:
+        missing = {other: tensor for other, tensor in tensors.items() if other != name}
+        for changed in ([missing] if len(added) > 1 else []) + [{**tensors, name: tensors[name].flatten()[:-1]}]:
+            io.save(tmp_path / "changed", changed, header)
+            with pytest.raises(FileError, match="fit and save again"):
+                nb.load(tmp_path / "changed", model)
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------

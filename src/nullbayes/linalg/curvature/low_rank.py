@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from nullbayes.errors import SettingsError
 from nullbayes.linalg.curvature.base import Curvature, padded
 from nullbayes.linalg.lanczos import krylov_basis
 from nullbayes.linalg.rows import Rows
@@ -27,6 +28,9 @@ class LowRank(Curvature):
     """
 
     def __init__(self, basis: Tensor, values: Tensor) -> None:
+        if values.shape != basis.shape[:1]:
+            msg = f"Vectors of shape {tuple(basis.shape)} need a value each, not values of shape {tuple(values.shape)}."
+            raise SettingsError(msg)
         self.basis, self.values = basis, values.to(basis)
         self.rank, self.n_columns = basis.shape
 
