@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
-from drawing import randn
+from drawing import randint, randn
 from models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, TASKS, Task, batches
 from nullbayes import baselines, io
 from nullbayes.errors import DataError, FileError, LikelihoodError, ModelError, NotFittedError, SettingsError
@@ -56,7 +56,8 @@ def jitter(model: nn.Module, generator: torch.Generator, scale: float = 0.1) -> 
     """Stand in for an epoch of training: every parameter moves a little."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += scale * randn(*parameter.shape, generator=generator, dtype=parameter.dtype)
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
+            parameter += scale * drawn.to(parameter)
 
 
 def epochs(model: nn.Module) -> dict[str, Any]:
@@ -239,6 +240,64 @@ def test_a_fit_with_a_generator_leaves_the_global_one_alone(method: Method) -> N
 def test_answers_lie_where_the_model_does(method: Method) -> None:
     answered = answer(method, method.fit())
     assert (answered.device, answered.dtype) == (X_NEW.device, torch.float64)
+
+
+@each_baseline
+def test_nothing_is_made_on_the_default_device(method: Method, tmp_path: Path) -> None:
+    """Under the default device "meta", a tensor that is made without saying where has no numbers."""
+    home, model, data, wanted = torch.get_default_device(), MLP.build(), [CLASSIFICATION.data()], None
+    wanted = answer(method, method.fit(model=model, loader=data))
+    torch.set_default_device("meta")
+    try:
+        posterior = method.fit(model=model, loader=data)
+        assert torch.equal(answer(method, posterior), wanted)
+        if method.prior:
+            assert posterior.optimize_prior_precision(data, "marglik") > 0
+            assert posterior.functional_variance(X_NEW, exact=True).device == wanted.device
+            posterior.prior_precision = 1.0
+        posterior.save(tmp_path / "posterior")
+        assert torch.equal(answer(method, nb.load(tmp_path / "posterior", model)), wanted)
+    finally:
+        torch.set_default_device(None if home.type == "cpu" else home)
+
+
+class Tagger(nn.Module):
+    """Three classes for each of four positions, in a dictionary with something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:  # (n, 4, 2) -> (n, 4, 3)
+        hidden = self.body(x).tanh()
+        return {"hidden": hidden, "tags": self.head(hidden)}
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.CollapseWarning")  # a small network
+@each_method
+def test_outputs_may_have_positions_and_be_taken_from_what_the_model_returns(method: Method, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = randn(6, 4, 2, generator=generator, dtype=torch.float64), randint(3, (6, 4), generator=generator)
+    y[0, :2] = -100  # which do not count
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Tagger().double()
+    posterior = method.kind(model, output_fn=lambda returned: returned["tags"], prior_precision=1.0)
+    posterior.fit([(x, y)], 3, progress=False, **method.extra(model))
+    for kind in method.scores:
+        assert posterior.ood_score(x, kind).shape == (6,)
+    if not method.samples:
+        return
+    prediction = posterior.predict(x)
+    assert prediction.mean.shape == prediction.variance.shape == prediction.probs.shape == (6, 4, 3)
+    torch.testing.assert_close(prediction.probs.sum(-1), torch.ones(6, 4, dtype=torch.float64))
+    assert posterior.check_fit([(x, y)]).accuracy_model is not None
+    posterior.save(tmp_path / "posterior")
+    loaded = nb.load(tmp_path / "posterior", model, output_fn=lambda returned: returned["tags"])
+    assert torch.equal(loaded.predict(x).samples, prediction.samples)
+    if method.prior and method in BASELINES:
+        assert posterior.optimize_prior_precision([(x, y)], "grid") > 0
+        assert posterior.functional_variance(x, exact=True).shape == (6, 4, 3)
 
 
 @each_method

@@ -81,7 +81,7 @@ class Laplace(Baseline):
         return self._curvature
 
     @full_precision()
-    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, O)
+    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)
         r"""Return the variance of the linearized outputs.
 
         Parameters
@@ -95,8 +95,8 @@ class Laplace(Baseline):
             return super().functional_variance(x)
         curvature = self.curvature
         variances = [
-            curvature.variance(rows.flatten(0, 1), self.prior_precision).view(rows.shape[:2])
-            for _, rows in self._row_pieces(x)
+            curvature.variance(rows.flatten(0, 1), self.prior_precision).view(-1, *self._network.output_shape(piece))
+            for piece, rows in self._row_pieces(x)
         ]
         return torch.cat(variances)
 
