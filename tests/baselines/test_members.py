@@ -186,3 +186,18 @@ def test_members_are_not_linearized(kind: type) -> None:
         posterior.predict(X_NEW, pred_type="linearized")
     with pytest.raises(SettingsError, match="exact=False"):
         posterior.functional_variance(X_NEW, exact=True)
+
+
+@pytest.mark.parametrize("kind", [SWAG, DeepEnsemble])
+def test_training_runs_at_the_precision_of_its_caller(kind: type) -> None:
+    """Full precision is for rows and predictions; a training loop under autocast stays under it."""
+    model, seen = MLP.build(), []
+
+    def train(given: Any) -> nn.Module:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return MLP.build(seed=1)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kind(model).fit([CLASSIFICATION.data()], 2, train=train, progress=False)
+    assert seen
+    assert all(seen)

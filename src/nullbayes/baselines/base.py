@@ -113,7 +113,6 @@ class Baseline(SamplePosterior):
         """
         return self._fit(loader, n_samples, generator, memory_limit, self._learn, progress=progress)
 
-    @full_precision()
     def _fit(
         self,
         loader: Iterable[Any],
@@ -133,7 +132,7 @@ class Baseline(SamplePosterior):
         available = memory_limit_bytes(memory_limit, device)
         with Progress(show=progress) as bar:
             meter = Meter(device, bar.phase)
-            with meter.phase("data"):
+            with meter.phase("data"), full_precision():
                 rows = self._open_rows(Examples(loader, self._batch_fn, device))
             rows.working_bytes = min(rows.working_bytes, available // 8)
             self._likelihood, self._seed = rows.likelihood, noise.draw_seed(generator)

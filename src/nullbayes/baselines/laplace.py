@@ -43,6 +43,7 @@ class Laplace(Baseline):
         super()._forget()
         self._curvature = self._drawn_at = None
 
+    @full_precision()
     def _learn(self, work: Work) -> tuple[int | None, str]:
         with work.meter.phase("factors"):
             self._curvature = self._approximate(work)

@@ -16,7 +16,7 @@ from nullbayes.errors import SettingsError
 from nullbayes.linalg.curvature import Curvature, Dual, MatrixFree, Primal
 from nullbayes.linalg.normal import normal_bytes, normal_matrix
 
-_FACTORED = {"cpu": 12_000, "cuda": 60_000}  # columns or rows whose matrix is factored within minutes
+_FACTORED = {"cpu": 8_000, "cuda": 60_000}  # columns or rows whose matrix is factored within minutes
 _SMALL = 2048  # columns whose matrix is taken even where rows are fewer: it needs no rows later, and fits in a file
 _PRECONDITIONED = 200  # eigenpairs
 
@@ -33,7 +33,7 @@ class LinearizedLaplace(Laplace):
     """
 
     def _approximate(self, work: Work) -> Curvature:
-        rows, most = work.rows, _FACTORED.get(work.rows.device.type, 12_000)
+        rows, most = work.rows, _FACTORED.get(work.rows.device.type, 8_000)
         side = rows.n_columns if rows.n_columns <= _SMALL else min(rows.n_rows, rows.n_columns)
         factored = side <= most and 16 * side**2 + normal_bytes(side, rows.device) <= work.available // 2
         if factored and rows.n_columns == side:

@@ -19,6 +19,7 @@ from nullbayes.baselines.budget import Budgeted
 from nullbayes.baselines.score import ScoreOnly
 from nullbayes.linalg.curvature import LowRank
 from nullbayes.linalg.curvature.low_rank import lanczos_pairs
+from nullbayes.precision import full_precision
 
 
 class LocalEnsemble(ScoreOnly, Budgeted):
@@ -34,6 +35,7 @@ class LocalEnsemble(ScoreOnly, Budgeted):
     _instead = "for samples in the same space use nb.ProjectedPosterior with projector=nb.projectors.Lanczos(rank=...)."
     _pairs: LowRank
 
+    @full_precision()
     def _learn(self, work: Work) -> tuple[int | None, str]:
         with work.meter.phase("factors"):
             generator = torch.Generator().manual_seed(self._seed)

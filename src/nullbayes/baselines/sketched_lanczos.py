@@ -24,6 +24,7 @@ from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.lanczos import lanczos_process
 from nullbayes.linalg.sketch import Sketch, padded_size
+from nullbayes.precision import full_precision
 
 _PROPORTION = 10 / 3  # of rank to budget, and of parameters to sketch: the paper's 1,000 vectors of 0.3 P within 300 P
 
@@ -87,6 +88,7 @@ class SketchedLanczos(ScoreOnly, Budgeted):
         self._check_memory(2 * rank * size + 6 * padded_size(p), work)
         return rank, size
 
+    @full_precision()
     def _learn(self, work: Work) -> tuple[int | None, str]:
         rank, size = self._sizes(work)
         self._sketch = Sketch(work.rows.n_columns, size, self._seed, work.rows.device)
