@@ -104,6 +104,12 @@ def test_the_full_matrix_is_factored_where_it_fits(
     check(posterior, LinearizedLaplace, CLASSIFICATION, MLP, n, tolerance=1e-6)
 
 
+def test_a_memory_limit_that_holds_no_samples_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"raise memory_limit, or use .*LastLayerLaplace"):
+        fit(LinearizedLaplace, memory_limit="100KB")
+    assert fit(LinearizedLaplace, memory_limit="1MB").report.reason == "all parameters, factored"
+
+
 @pytest.mark.parametrize("kind", [DiagonalLaplace, LastLayerLaplace, LinearizedLaplace])
 def test_samples_have_the_covariance_of_the_curvature(kind: type) -> None:
     """Of 20,000 samples; variances of the outputs spread by sqrt(2 / 20,000), one percent."""
