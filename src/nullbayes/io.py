@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -20,28 +21,42 @@ FORMAT_VERSION = 1
 _KEY = "nullbayes"
 
 
-def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+def save(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, what: str = "posterior"
+) -> None:
     """Write a file whole or not at all: beside its place first, then renamed into it."""
     target = Path(path)
     metadata = {_KEY: json.dumps({"format_version": FORMAT_VERSION, **header})}
     contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-            temporary = Path(folder) / "posterior"
+            temporary = Path(folder) / "whole"
             save_file(contents, temporary, metadata=metadata)
             (plain := Path(folder) / "plain").touch()
             shutil.copymode(plain, temporary)  # safetensors writes for the owner alone
+            with temporary.open("r+b") as file:
+                os.fsync(file.fileno())  # a machine that stops must not leave the name without the contents
             os.replace(temporary, target)
     except (OSError, SafetensorError) as error:
-        msg = f"The posterior could not be written to {target}: {error}."
+        msg = f"The {what} could not be written to {target}: {error}."
         raise FileError(msg) from error
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def remove(path: Path, *, only_strays: bool = False) -> None:
+    """Remove a file, and what processes that were killed while they wrote it have left beside its place."""
+    left = re.compile(rf"\.{re.escape(path.name)}\.\w{{8}}")
+    for folder in path.parent.iterdir():
+        if left.fullmatch(folder.name) and folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+    if not only_strays:
+        path.unlink(missing_ok=True)
+
+
+def read(path: str | os.PathLike[str], *, what: str = "posterior") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the header of a file, or say what is wrong with it."""
     source = Path(path)
     if not source.is_file():
-        msg = f"There is no posterior file {source}."
+        msg = f"There is no {what} file {source}."
         raise FileError(msg)
     try:
         with safe_open(source, framework="pt") as file:
@@ -60,7 +75,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         if isinstance(error, FileError):
             raise
-        msg = f"{source} is not a posterior file, or it is truncated or altered ({type(error).__name__}: {error})."
+        msg = f"{source} is not a {what} file, or it is truncated or altered ({type(error).__name__}: {error})."
         raise FileError(msg) from error
     return tensors, header
 

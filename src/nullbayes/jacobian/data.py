@@ -6,6 +6,7 @@ one set of rows with another. The data are read once, checked by reading their b
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from nullbayes.errors import DataError
+from nullbayes.jacobian.fingerprint import raw
 
 BatchFn = Callable[[Any], tuple[Any, Tensor]]
 _PROBED_BATCHES = 2  # read twice; a shuffled or augmented batch differs with near certainty
@@ -170,6 +172,16 @@ class Examples:
         end = len(self) if stop is None else stop
         for first in range(start, end, size):
             yield first, min(end, first + size)
+
+    def fingerprint(self) -> str:
+        """Return a hash of all examples in their order, whatever the batches they came in."""
+        digests: list[Any] = []
+        for x, y in self._batches:
+            parts = [*leaves(x), y]
+            digests = digests or [hashlib.sha256(f"{part.dtype} {part.shape[1:]}".encode()) for part in parts]
+            for digest, part in zip(digests, parts, strict=True):
+                digest.update(raw(part) if part.ndim else b"")
+        return hashlib.sha256(b"".join(digest.digest() for digest in digests)).hexdigest()
 
     def _probe(self, loader: Iterable[Any], batch_fn: BatchFn | None) -> None:
         seen = 0

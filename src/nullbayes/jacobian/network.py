@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import fnmatch
-import hashlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.data import take_examples
+from nullbayes.jacobian.fingerprint import fingerprint
 from nullbayes.precision import full_precision
 
 Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
@@ -133,12 +133,7 @@ class Network:
 
     def fingerprint(self) -> str:
         """Return a hash of every parameter and buffer of the model as they are now: names, shapes and bytes."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(_tensors(self.model).items()):
-            value = tensor.detach().cpu().contiguous()
-            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-            digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint(sorted(_tensors(self.model).items()))
 
 
 _kernels_lock = threading.Lock()

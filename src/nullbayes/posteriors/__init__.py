@@ -11,6 +11,7 @@ from nullbayes.errors import FileError, NullBayesError
 from nullbayes.jacobian.data import BatchFn
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.posteriors.base import SamplePosterior as SamplePosterior
+from nullbayes.posteriors.checkpoint import KIND as _CHECKPOINT
 from nullbayes.posteriors.loss_projected import LossProjectedPosterior as LossProjectedPosterior
 from nullbayes.posteriors.projected import ProjectedPosterior as ProjectedPosterior
 from nullbayes.posteriors.report import FitCheck as FitCheck
@@ -40,6 +41,9 @@ def load(
         As when it was fitted.
     """
     tensors, header = io.read(path)
+    if header.get("kind") == _CHECKPOINT:
+        msg = f"{path} is the checkpoint of a fit that has not finished: fit(..., checkpoint=path) goes on with it."
+        raise FileError(msg)
     try:
         kind = _KINDS[header["kind"]]
         return kind._from_file(tensors, header, model, likelihood, batch_fn)
