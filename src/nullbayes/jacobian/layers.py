@@ -25,6 +25,7 @@ from nullbayes.jacobian.layer_rules import RULES, pieces
 from nullbayes.jacobian.network import Network, differentiable_kernels
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
+from nullbayes.memory import is_out_of_memory
 from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction
 
@@ -170,9 +171,9 @@ class LayerRows:
                     rows_of = grad(lambda *args: one(*args)[0]) if self.width == 1 else jacrev(one)
                     entries: Tensor = vmap(rows_of, in_dims=(None, dims, 0))(inside, x, y)  # (n, O, c) or (n, c)
                     return entries.reshape(-1, len(inside))
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:  # an operation that vmap does not know; what is wrong otherwise shows below
+            except RuntimeError as error:  # an operation that vmap does not know; what is wrong otherwise shows below
+                if is_out_of_memory(error):
+                    raise
                 self._vmap = False
         rows = []
         with _recording():
@@ -299,9 +300,9 @@ class LayerRows:
             if self._batched and values.is_cuda:  # there, many small kernels wait for each other
                 try:
                     return [found.transpose(0, 1) for found in _gradients_at_once(summed, outputs)]
-                except torch.OutOfMemoryError:
-                    raise
-                except RuntimeError:  # an operation whose derivative vmap does not know
+                except RuntimeError as error:  # an operation whose derivative vmap does not know
+                    if is_out_of_memory(error):
+                        raise
                     self._batched = False
             passes = [_gradients(value, outputs) for value in summed]
         return [torch.stack(parts, dim=1) for parts in zip(*passes, strict=True)]

@@ -16,6 +16,7 @@ from nullbayes.jacobian.data import leaves, n_examples, take_examples
 from nullbayes.jacobian.layers import LayerRows, LayersDiffer
 from nullbayes.jacobian.network import Network, differentiable_kernels
 from nullbayes.linalg.held import HeldBlock
+from nullbayes.memory import is_out_of_memory
 from nullbayes.types import RowFunction
 
 _forward_mode = threading.Lock()  # torch has one for the whole process: who leaves it first ends it for all
@@ -59,10 +60,9 @@ def linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tenso
     if not _rows_are_cheaper(network, x, len(vectors)):
         try:
             return _linearized_by_products(network, x, vectors)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # an operation that forward mode does not know; what is wrong otherwise shows below
-            pass
+        except RuntimeError as error:  # an operation that forward mode does not know; what is wrong else shows below
+            if is_out_of_memory(error):
+                raise
     rows, parts = _layer_rows(network, x), []
     for piece in _in_pieces(x, rows.examples_at_a_time):
         values, block = _block(network, rows, piece)

@@ -24,6 +24,7 @@ from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
 from nullbayes.linalg.pieces import Piece, normal_cost
 from nullbayes.linalg.rows import Block, Rows
+from nullbayes.memory import is_out_of_memory
 from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction, Storage
 
@@ -249,9 +250,9 @@ class JacobianRows(Rows):
         vector = torch.randn(1, self.n_columns, generator=generator, dtype=torch.float64, device="cpu").to(theta)
         try:
             ahead = push(self.function, theta, x, y, vector).flatten(1)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # an operation without forward mode: predictions go by rows as well
+        except RuntimeError as error:  # an operation without forward mode: predictions go by rows as well
+            if is_out_of_memory(error):
+                raise
             return
         block = HeldBlock(tuple(self._layers.pieces(x, y)), ahead.shape[1], self.n_columns, self.granule, theta)
         back = block.mv(vector)

@@ -84,8 +84,7 @@ class Checkpoint:
         assert seed is not None
         problem["plan"] = str(setup)
         problem["noise"] = "N(0, I)" if noise is None else hashlib.sha256(raw(noise(seed))).hexdigest()
-        memory = {"limit": setup.limit, "host": setup.host}
-        self._header = {"kind": KIND, "problem": problem, "seed": seed, "memory": memory}
+        self._header = {"kind": KIND, "problem": problem, "seed": seed, "memory": _memory(setup)}
         if stored is not None:
             self._compare(problem, header["problem"])
             self._ours, self._swept = True, bool(stored[0])
@@ -96,6 +95,13 @@ class Checkpoint:
             io.remove(self._path, only_strays=True)
         self._next = time.monotonic() + _EVERY
         return seed, setup
+
+    def follow(self, setup: Setup) -> None:
+        """Begin the file anew where the plan has changed."""
+        if self._ours and str(setup) != self._header["problem"]["plan"]:
+            self._header["problem"]["plan"], self._header["memory"] = str(setup), _memory(setup)
+            self._write({})
+            self._swept = False
 
     def load(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the state in the file, or the one given where there is none yet."""
@@ -168,6 +174,11 @@ class Checkpoint:
             "file, or pass another path as checkpoint."
         )
         raise FileError(msg)
+
+
+def _memory(setup: Setup) -> dict[str, int]:
+    """Return what a plan was made from, to make it again."""
+    return {"limit": setup.limit, "host": setup.host, "halvings": len(setup.notes)}
 
 
 def _form(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:

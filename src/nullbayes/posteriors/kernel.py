@@ -6,6 +6,7 @@ Which rows :math:`A` has is the only difference between the two.
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from abc import abstractmethod
@@ -27,7 +28,7 @@ from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.report import FitReport
 from nullbayes.posteriors.resources import Meter
-from nullbayes.posteriors.setup import Asked, Setup, set_up
+from nullbayes.posteriors.setup import Asked, Setup, set_up, within_memory
 from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
 from nullbayes.projectors import Iterative, Outcome, Projector, mean_and_error, traces
@@ -84,7 +85,9 @@ class KernelPosterior(SamplePosterior):
         memory_limit : int or str, optional
             Bytes, or a string such as "8GB", to be used beside the model and the data; default 60 % of what is free,
             85 % on a GPU. ``nb.plan`` tells beforehand what will be. On a CPU the process itself takes a few MiB more,
-            and the system's allocator may keep some tens of MiB that were freed.
+            and the system's allocator may keep some tens of MiB that were freed. Where memory runs out all the same,
+            the fit plans again with half of it, or halves the blocks of the projector that was asked for, and says so
+            in the report's notes.
         checkpoint : path, optional
             A file in which an iterative projector keeps what it has reached, every few seconds. A fit that was killed,
             or interrupted with Ctrl-C, is called again as before with the same path: it goes on at the stored sweep and
@@ -103,13 +106,15 @@ class KernelPosterior(SamplePosterior):
         self._directions, self._precision, self._report = None, None, None
         with Progress(show=progress) as bar, Checkpoint(checkpoint) as store:
             asked = Asked(self._open(loader, bar), n_samples, projector, tolerance, memory_limit)
-            seed, setup = store.begin(
-                asked,
-                None if generator is None else noise.draw_seed(generator),
-                None if base is None else lambda seed: noise.based(self._network, base, seed, 0, n_samples),
-            )
-            self._report = {**self._build(asked, setup), "seed": seed}
-            self._draw(n_samples, bar, store)
+            based = None if base is None else lambda seed: noise.based(self._network, base, seed, 0, n_samples)
+            seed, setup = store.begin(asked, None if generator is None else noise.draw_seed(generator), based)
+
+            def work(setup: Setup) -> None:
+                store.follow(setup)
+                self._report = {**self._build(asked, setup), "seed": seed}
+                self._draw(n_samples, bar, store)
+
+            within_memory(asked, setup, work, self._forget)
         self._warn()
         return self
 
@@ -137,7 +142,8 @@ class KernelPosterior(SamplePosterior):
         """
         with Progress(show=False) as bar:
             asked = Asked(self._open(loader, bar), self.n_samples, projector, tolerance, memory_limit)
-            new = self._build(asked, set_up(asked))
+            new: dict[str, Any] = {}
+            within_memory(asked, set_up(asked), lambda setup: new.update(self._build(asked, setup)), self.release)
         old = dict(self._report or {})
         if new["n_rows"] != old["n_rows"]:
             self.release()
@@ -153,6 +159,10 @@ class KernelPosterior(SamplePosterior):
         self._rows = self._state = None
         return self
 
+    def _forget(self) -> None:
+        self.release()
+        self._directions = None
+
     @full_precision()
     def _open(self, loader: Iterable[Any], bar: Progress) -> JacobianRows:
         """Read the data."""
@@ -163,14 +173,13 @@ class KernelPosterior(SamplePosterior):
             examples = Examples(loader, self._batch_fn, network.device)
             rows = self._open_rows(examples)
         self._likelihood = rows.likelihood
-        self._jacobian = rows
         return rows
 
     @full_precision()
     def _build(self, asked: Asked, setup: Setup) -> dict[str, Any]:
         """Build rows and projector; return the report of a fit without samples."""
-        rows, method = asked.rows, setup.projector
-        rows.working_bytes, self._projector = setup.working_bytes, method
+        rows, method = copy.copy(asked.rows), setup.projector  # a copy: another plan starts from what was asked
+        rows.working_bytes, self._projector, self._jacobian = setup.working_bytes, method, rows
         with self._meter.phase("rows"):
             self._rows = rows.stored(setup.storage)
         with self._meter.phase("factors"):
@@ -179,6 +188,7 @@ class KernelPosterior(SamplePosterior):
             "projector": type(method).__name__, "reason": setup.reason, "route": rows.route,
             "n_data": len(rows.examples), "n_rows": rows.n_rows, "tolerance": method.rtol, "sweeps": 0, "residual": (),
             "converged": True, "traces": (), "rank": None, "output_std": self._output_std(),
+            "notes": setup.notes,
         }  # fmt: skip
 
     @full_precision()
@@ -265,7 +275,7 @@ class KernelPosterior(SamplePosterior):
             converged=values["converged"], sweeps=values["sweeps"], prior_precision=alpha,
             train_std=values["train_std"] / alpha**0.5, output_std=values["output_std"],
             collapsed=dimension <= max(1.0, 1e-4 * p), seconds=dict(values["seconds"]),
-            peak_memory=values["peak_memory"],
+            peak_memory=values["peak_memory"], notes=tuple(values.get("notes", ())),
         )  # fmt: skip
 
     def _warn(self) -> None:

@@ -14,6 +14,7 @@
 from nullbayes.projectors.alternating import Alternating as Alternating
 from nullbayes.projectors.auto import Plan as Plan
 from nullbayes.projectors.auto import choose as choose
+from nullbayes.projectors.auto import least_bytes as least_bytes
 from nullbayes.projectors.base import Info as Info
 from nullbayes.projectors.base import Iterative as Iterative
 from nullbayes.projectors.base import Outcome as Outcome

@@ -122,12 +122,16 @@ class Alternating(Iterative):
     def prepare_for(self, rows: Rows, rtol: float) -> SweepState:
         """Prepare for another tolerance than one's own."""
         shift = rtol / 2.0 if self.shift is None else self.shift
-        size = min(self.block_rows or rows.block_rows or _LARGEST_BLOCK, rows.n_rows)
+        size = self.block_size(rows)
         coarse = coarse_space(rows, self.coarse) if self.coarse else None
         if size == rows.n_rows > rows.n_columns:
             return SweepState(rows, (primal_step(rows, shift=shift),), coarse)
         steps = [dual_step(rows, *cut, precision=self.gram_dtype, shift=shift) for cut in rows.cuts(size)]
         return SweepState(rows, steps, coarse)
+
+    def block_size(self, rows: Rows) -> int:
+        """Return how many rows a block will have, about."""
+        return min(self.block_rows or rows.block_rows or _LARGEST_BLOCK, rows.n_rows)
 
     def apply(
         self, state: SweepState, noise: Tensor, *, callback: Callback | None = None, store: Store | None = None
