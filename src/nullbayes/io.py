@@ -10,6 +10,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -28,7 +29,9 @@ _KEY = "nullbayes"
 _SEAL = ', "sha256": "'
 
 
-def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+def save(
+    path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, what: str = "posterior"
+) -> None:
     """Write a file whole or not at all: beside its place first, then renamed into it.
 
     What was there before stays as it was until the new file is on the disk, whatever happens meanwhile. Where the path
@@ -40,8 +43,8 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Ma
         target = Path(os.path.realpath(path))
         if target.exists() and not target.is_file():  # renaming would put a file in the place of a device, too
             raise OSError(errno.EEXIST, "there is something else than a file")
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".nullbayes.") as folder:
-            temporary = Path(folder) / "posterior"
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=_prefix(target)) as folder:
+            temporary = Path(folder) / "whole"
             save_file(contents, temporary, metadata={_KEY: _sealed(text, contents)})
             (plain := Path(folder) / "plain").touch()
             shutil.copymode(plain, temporary)  # safetensors writes for the owner alone
@@ -50,20 +53,34 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Ma
         with contextlib.suppress(OSError):  # the name, too, where the system can do that
             _to_disk(target.parent)
     except (OSError, SafetensorError, TypeError, ValueError) as error:
-        msg = f"The posterior could not be written to {os.fspath(path)}: {error}. Choose another place, or make room."
+        msg = f"The {what} could not be written to {os.fspath(path)}: {error}. Choose another place, or make room."
         raise FileError(msg) from error
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def remove(path: Path, *, only_strays: bool = False) -> None:
+    """Remove a file, and what processes that were killed while they wrote it have left beside its place."""
+    left = re.compile(rf"{re.escape(_prefix(path))}\w{{8}}")
+    for folder in path.parent.iterdir():
+        if left.fullmatch(folder.name) and folder.is_dir():
+            shutil.rmtree(folder, ignore_errors=True)
+    if not only_strays:
+        path.unlink(missing_ok=True)
+
+
+def _prefix(path: Path) -> str:
+    return f".{path.name[:200]}."
+
+
+def read(path: str | os.PathLike[str], *, what: str = "posterior") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and the header of a file, or say what is wrong with it."""
     source = Path(path)
     while True:
         if not source.is_file():
-            msg = f"There is no posterior file {source}."
+            msg = f"There is no {what} file {source}."
             raise FileError(msg)
         state = _state(source)
         try:
-            return _read(source)
+            return _read(source, what)
         except FileError:
             if _state(source) == state:
                 raise
@@ -78,7 +95,7 @@ def _state(path: Path) -> tuple[int, ...] | None:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def _read(source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(source: Path, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(source, framework="pt") as file:
             sealed = (file.metadata() or {})[_KEY]
@@ -94,7 +111,7 @@ def _read(source: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise
     except Exception as error:  # whatever a parser makes of bytes that may be anything
         msg = (
-            f"{source} is not a posterior file, or it is truncated or altered ({type(error).__name__}: {error}): "
+            f"{source} is not a {what} file, or it is truncated or altered ({type(error).__name__}: {error}): "
             "take another copy of it, or fit and save again."
         )
         raise FileError(msg) from error

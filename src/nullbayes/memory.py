@@ -1,11 +1,20 @@
-"""How much memory there is: free on a device, or for this process on the host."""
+"""Memory: how much is free, whether an error means that there is none, and giving back what can be given back."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 from pathlib import Path
 
 import torch
+
+_SENTENCES = (  # of errors that torch raises as a plain RuntimeError
+    "can't allocate memory",  # the allocator for CPUs
+    "not enough memory",  # the same, on Windows
+    "out of memory",
+    "std::bad_alloc",
+    "STATUS_ALLOC_FAILED",  # cuBLAS, cuSOLVER
+)
 
 
 def free_memory(device: torch.device) -> int:
@@ -21,3 +30,17 @@ def free_memory(device: torch.device) -> int:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
         candidates.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
     return max(2**28, min(candidates))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed, on whatever device."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sentence in str(error) for sentence in _SENTENCES)
+
+
+def give_back() -> None:
+    """Free what nobody refers to any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

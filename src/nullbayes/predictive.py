@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import DataError, LikelihoodError, SettingsError
-from nullbayes.jacobian.batches import BatchFn, inputs_of, leaves, map_leaves, n_examples, to_device
+from nullbayes.jacobian.batches import BatchFn, inputs_of, leaves, map_leaves, n_examples, take_examples, to_device
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood
+from nullbayes.memory import give_back, is_out_of_memory
 
 PRED_TYPES = ("linearized", "sampled")
 SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
@@ -96,9 +97,22 @@ def predict(
 ) -> Prediction:
     """Predict for inputs or a loader of them."""
     parts = [
-        sample_outputs(network, piece, deviations, pred_type) for piece in stream(x, network, batch_fn, len(deviations))
+        _in_halves(network, piece, deviations, pred_type) for piece in stream(x, network, batch_fn, len(deviations))
     ]
     return summarize(torch.cat(parts, dim=1), likelihood)
+
+
+def _in_halves(network: Network, x: Any, deviations: Tensor, pred_type: str) -> Tensor:  # (S, P) -> (S, n, ...)
+    """Return the outputs of each sample, half of the inputs at a time where memory runs out."""
+    size = n_examples(x)
+    try:
+        return sample_outputs(network, x, deviations, pred_type)
+    except (RuntimeError, MemoryError) as error:
+        if size == 1 or not is_out_of_memory(error):
+            raise
+    give_back()
+    halves = (take_examples(x, 0, size // 2), take_examples(x, size // 2, size))
+    return torch.cat([_in_halves(network, half, deviations, pred_type) for half in halves], dim=1)
 
 
 def summarize(samples: Tensor, likelihood: Likelihood) -> Prediction:  # (S, N, ...)

@@ -58,9 +58,6 @@ def run(folder: Path, *arguments: str, told: bool = True) -> tuple[str, set[str]
 
 COMMANDS = {
     "help": (["--help"], "benchmark"),
-    "version": (["--version"], "nullbayes, version"),
-    "help on the demo": (["demo", "--help"], "--output"),
-    "help on benchmarks": (["benchmark", "--help"], "--list"),
     "list": (["benchmark", "--list"], "time_to_residual"),
 }
 

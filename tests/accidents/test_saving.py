@@ -240,7 +240,7 @@ children = []
 for value in (1.0, 2.0):
     child = os.fork()
     if child == 0:
-        for _ in range(40):
+        for _ in range(25):
             io.save(path, {"directions": torch.full((50_000,), value)}, {"value": value})
         os._exit(0)
     children.append(child)

@@ -131,8 +131,8 @@ def odd_matrices(draw: st.DrawFn) -> Tensor:
 @pytest.mark.parametrize("name", ALL)
 @settings(few, max_examples=30)
 @given(
-    matrix=odd_matrices(), block_rows=st.integers(1, 40), exponent=st.sampled_from([-30, 30, -20, 20, -8, 8, 0]), n_samples=st.integers(1, 3),
-    seed=st.integers(0, 1000),
+    matrix=odd_matrices(), block_rows=st.integers(1, 40), exponent=st.sampled_from([-30, 30, -20, 20, -8, 8, 0]),
+    n_samples=st.integers(1, 3), seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_projection_is_the_oracles_at_every_scale(
     name: str, dtype: torch.dtype, matrix: Tensor, block_rows: int, exponent: int, n_samples: int, seed: int

@@ -26,6 +26,7 @@ from nullbayes.jacobian.layer_rules import RULES, pieces
 from nullbayes.jacobian.network import Network
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
+from nullbayes.memory import is_out_of_memory
 from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction
 
@@ -101,9 +102,9 @@ class LayerRows:
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
         try:
             seen = self._capture(find_layers(network), few, y)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # what all examples share has a place of its own; what is wrong otherwise shows below
+        except RuntimeError as error:  # what all examples share has a place of its own; other faults show below
+            if is_out_of_memory(error):
+                raise
             self._shared = False
             seen = self._capture(find_layers(network), few, y)
         self.layers = tuple(layer for layer in find_layers(network) if layer.name in seen.layers)
@@ -179,9 +180,9 @@ class LayerRows:
                     rows_of = grad(lambda *args: one(*args)[0]) if self.width == 1 else jacrev(one)
                     entries: Tensor = vmap(rows_of, in_dims=(None, dims, 0))(inside, x, y)  # (n, O, c) or (n, c)
                     return entries.reshape(-1, len(inside))
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError:  # an operation that vmap does not know; what is wrong otherwise shows below
+            except RuntimeError as error:  # an operation that vmap does not know; what is wrong otherwise shows below
+                if is_out_of_memory(error):
+                    raise
                 self._vmap = False
         rows = []
         with _recording():
@@ -312,9 +313,9 @@ class LayerRows:
             if self._batched and values.is_cuda:  # there, many small kernels wait for each other
                 try:
                     return [found.transpose(0, 1) for found in _gradients_at_once(summed, outputs)]
-                except torch.OutOfMemoryError:
-                    raise
-                except RuntimeError:  # an operation whose derivative vmap does not know
+                except RuntimeError as error:  # an operation whose derivative vmap does not know
+                    if is_out_of_memory(error):
+                        raise
                     self._batched = False
             passes = [_gradients(value, outputs) for value in summed]
         return [torch.stack(parts, dim=1) for parts in zip(*passes, strict=True)]

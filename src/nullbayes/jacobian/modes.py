@@ -11,6 +11,7 @@ from nullbayes.errors import ModelError
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import push
 from nullbayes.linalg.held import HeldBlock
+from nullbayes.memory import is_out_of_memory
 from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction
 
@@ -29,9 +30,9 @@ def compare_modes(
     vector = torch.randn(1, len(theta), generator=generator, dtype=torch.float64, device="cpu").to(theta)
     try:
         ahead = push(function, theta, x, y, vector).flatten(1)
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         network.forward_mode = False
         if needed:
             msg = f'storage="products" needs forward mode, which this network has not ({error}): use "form".'

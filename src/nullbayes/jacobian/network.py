@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import hashlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from torch.func import functional_call
 
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import leaves, map_leaves, n_examples, take_examples
+from nullbayes.jacobian.fingerprint import fingerprint
 from nullbayes.jacobian.kernels import recurrent_kernels
 from nullbayes.jacobian.modules import HALF, evaluation_copy, unwrapped
 from nullbayes.precision import full_precision
@@ -169,12 +169,7 @@ class Network:
 
     def fingerprint(self) -> str:
         """Return a hash of every parameter and buffer of the model as they are now: names, shapes and bytes."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(_tensors(self.model).items()):
-            value = tensor.detach().cpu().contiguous()
-            digest.update(f"{name} {tuple(value.shape)} {value.dtype}".encode())
-            digest.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint(sorted(_tensors(self.model).items()))
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

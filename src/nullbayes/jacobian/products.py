@@ -18,6 +18,7 @@ from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.layers import LayerRows, LayersDiffer
 from nullbayes.jacobian.network import Network
 from nullbayes.linalg.held import HeldBlock
+from nullbayes.memory import is_out_of_memory
 from nullbayes.types import RowFunction
 
 _forward_mode = threading.Lock()  # torch has one for the whole process: who leaves it first ends it for all
@@ -61,9 +62,9 @@ def linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tenso
     if network.forward_mode and not _rows_are_cheaper(network, x, len(vectors)):
         try:
             return _linearized_by_products(network, x, vectors)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:  # an operation that forward mode does not know; what is wrong otherwise shows below
+        except RuntimeError as error:  # an operation that forward mode does not know; what is wrong else shows below
+            if is_out_of_memory(error):
+                raise
             network.forward_mode = False
     rows, shape, parts = _layer_rows(network, x), network.output_shape(x), []
     for piece in _in_pieces(x, rows.examples_at_a_time):

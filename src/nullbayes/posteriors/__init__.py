@@ -12,6 +12,7 @@ from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import OutputFn
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.base import SamplePosterior as SamplePosterior
+from nullbayes.posteriors.checkpoint import KIND as _CHECKPOINT
 from nullbayes.posteriors.header import check_header
 from nullbayes.posteriors.loss_projected import LossProjectedPosterior as LossProjectedPosterior
 from nullbayes.posteriors.projected import ProjectedPosterior as ProjectedPosterior
@@ -49,6 +50,9 @@ def load(
         msg = f"model must be a torch.nn.Module, not {type(model).__name__}."
         raise ModelError(msg)
     tensors, header = io.read(path)
+    if header.get("kind") == _CHECKPOINT:
+        msg = f"{path} is the checkpoint of a fit that has not finished: fit(..., checkpoint=path) goes on with it."
+        raise FileError(msg)
     check_header(header)
     try:
         return KINDS[header["kind"]]._from_file(tensors, header, model, asked, batch_fn, output_fn)

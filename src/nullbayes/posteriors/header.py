@@ -74,6 +74,7 @@ _REPORT: Mapping[str, Test] = {
     "tolerance": _not_negative, "sweeps": _count, "residual": _list_of(_not_negative), "converged": _flag,
     "traces": _list_of(_number), "rank": _or_none(_count), "output_std": _not_negative, "seed": _count,
     "train_std": _not_negative, "peak_memory": _or_none(_count),
+    "notes": lambda value: isinstance(value, list) and len(value) <= 64 and all(map(_text, value)),
     "seconds": lambda value: _fields(value) and all(map(_not_negative, value.values())),
 }  # fmt: skip
 _COMMON: Mapping[str, Test] = {

@@ -6,7 +6,9 @@ Which rows :math:`A` has is the only difference between the two.
 
 from __future__ import annotations
 
+import copy
 import math
+import os
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -23,13 +25,14 @@ from nullbayes.jacobian.rows import JacobianRows, OutputJacobian
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise
 from nullbayes.posteriors.base import SamplePosterior, output_spread
+from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.report import FitReport
-from nullbayes.posteriors.resources import Meter, host_memory_bytes, memory_limit_bytes
+from nullbayes.posteriors.resources import Meter
+from nullbayes.posteriors.setup import Asked, Setup, set_up, within_memory
 from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
-from nullbayes.projectors import Outcome, Projector, choose, mean_and_error, traces
-from nullbayes.types import Storage
+from nullbayes.projectors import Iterative, Outcome, Projector, mean_and_error, traces
 
 _MEASURED_EXAMPLES = 1024  # training examples on which the change of the outputs is measured, where rows do not tell
 
@@ -60,6 +63,7 @@ class KernelPosterior(SamplePosterior):
         base: noise.Base | None = None,
         generator: torch.Generator | None = None,
         memory_limit: int | str | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         progress: bool = True,
     ) -> Self:
         """Draw samples whose predictions on the training data are those of the network.
@@ -82,7 +86,17 @@ class KernelPosterior(SamplePosterior):
         memory_limit : int or str, optional
             Bytes, or a string such as "8GB", to be used beside the model and the data; default 60 % of what is free,
             85 % on a GPU. ``nb.plan`` tells beforehand what will be. On a CPU the process itself takes a few MiB more,
-            and the system's allocator may keep some tens of MiB that were freed.
+            and the system's allocator may keep some tens of MiB that were freed. Where memory runs out all the same,
+            the fit plans again with half of it, or halves the blocks of the projector that was asked for, and says so
+            in the report's notes.
+        checkpoint : path, optional
+            A file in which an iterative projector keeps what it has reached, every few seconds. A fit that was killed,
+            or interrupted with Ctrl-C, is called again as before with the same path: it goes on at the stored sweep and
+            ends with the same samples, bit by bit, on the same machine. The seed is then the file's own; a generator
+            need not be given again. The file is written once before any work, and a fit that cannot do so fails at
+            once; later, when the disk is full, it warns and goes on. The file of another fit is refused, never
+            overwritten. It is removed when the fit has finished. Five vectors a sample are written, and are in host
+            memory once more while they are. Direct projectors have nothing to store.
         progress : bool
             Show a bar, on a terminal.
         """
@@ -91,11 +105,17 @@ class KernelPosterior(SamplePosterior):
             raise SettingsError(msg)
         self._base, self._likelihood = base, self._asked
         self._directions, self._precision, self._report = None, None, None
-        with Progress(show=progress) as bar:
-            report = self._prepare(loader, n_samples, projector, tolerance, memory_limit, bar)
-            report["seed"] = noise.draw_seed(generator)
-            self._report = report
-            self._draw(n_samples, bar)
+        with Progress(show=progress) as bar, Checkpoint(checkpoint) as store:
+            asked = Asked(self._open(loader, bar), n_samples, projector, tolerance, memory_limit)
+            based = None if base is None else lambda seed: noise.based(self._network, base, seed, 0, n_samples)
+            seed, setup = store.begin(asked, None if generator is None else noise.draw_seed(generator), based)
+
+            def work(setup: Setup) -> None:
+                store.follow(setup)
+                self._report = {**self._build(asked, setup), "seed": seed}
+                self._draw(n_samples, bar, store)
+
+            within_memory(asked, setup, work, self._forget)
         self._warn()
         return self
 
@@ -122,7 +142,9 @@ class KernelPosterior(SamplePosterior):
         ``extend`` and exact variances need them.
         """
         with Progress(show=False) as bar:
-            new = self._prepare(loader, self.n_samples, projector, tolerance, memory_limit, bar)
+            asked = Asked(self._open(loader, bar), self.n_samples, projector, tolerance, memory_limit)
+            new: dict[str, Any] = {}
+            within_memory(asked, set_up(asked), lambda setup: new.update(self._build(asked, setup)), self.release)
         old = dict(self._report or {})
         if new["n_rows"] != old["n_rows"]:
             self.release()
@@ -138,17 +160,13 @@ class KernelPosterior(SamplePosterior):
         self._rows = self._state = None
         return self
 
+    def _forget(self) -> None:
+        self.release()
+        self._directions = None
+
     @full_precision()
-    def _prepare(
-        self,
-        loader: Iterable[Any],
-        n_samples: int,
-        projector: str | Projector,
-        tolerance: float,
-        limit: int | str | None,
-        bar: Progress,
-    ) -> dict[str, Any]:
-        """Build rows and projector; return the report of a fit without samples."""
+    def _open(self, loader: Iterable[Any], bar: Progress) -> JacobianRows:
+        """Read the data."""
         network = self._network
         network.check_unchanged()
         self._meter = meter = Meter(network.device, bar.phase)
@@ -156,32 +174,26 @@ class KernelPosterior(SamplePosterior):
             examples = Examples(loader, self._batch_fn, network.device)
             rows = self._open_rows(examples)
         self._likelihood = rows.likelihood
-        if not isinstance(projector, Projector) and projector != "auto":
-            msg = f'projector must be "auto" or a projector such as nb.projectors.Krylov(), not {projector!r}.'
-            raise SettingsError(msg)
-        available, host = memory_limit_bytes(limit, network.device), host_memory_bytes(network.device)
-        storage: Storage
-        if isinstance(projector, Projector):
-            method, reason = projector, "as asked for"
-            storage = "device" if rows.kept_bytes() <= available // 2 else "form"
-            rows.working_bytes = min(rows.working_bytes, available // 8)
-        else:
-            plan = choose(rows, n_samples=n_samples, memory_limit=available, rtol=tolerance, host_limit=host)
-            method, reason, storage, rows.working_bytes = plan.projector, plan.reason, plan.storage, plan.working_bytes
-        self._projector = method
-        with meter.phase("rows"):
-            self._rows = rows.stored(storage)
-        with meter.phase("factors"):
+        return rows
+
+    @full_precision()
+    def _build(self, asked: Asked, setup: Setup) -> dict[str, Any]:
+        """Build rows and projector; return the report of a fit without samples."""
+        rows, method = copy.copy(asked.rows), setup.projector  # a copy: another plan starts from what was asked
+        rows.working_bytes, self._projector, self._jacobian = setup.working_bytes, method, rows
+        with self._meter.phase("rows"):
+            self._rows = rows.stored(setup.storage)
+        with self._meter.phase("factors"):
             self._state = method.prepare(self._rows)
-        self._jacobian = rows
         return {
-            "projector": type(method).__name__, "reason": reason, "route": rows.route, "n_data": len(examples),
-            "n_rows": rows.n_rows, "tolerance": method.rtol, "sweeps": 0, "residual": (), "converged": True,
-            "traces": (), "rank": None, "output_std": self._output_std(),
+            "projector": type(method).__name__, "reason": setup.reason, "route": rows.route,
+            "n_data": len(rows.examples), "n_rows": rows.n_rows, "tolerance": method.rtol, "sweeps": 0, "residual": (),
+            "converged": True, "traces": (), "rank": None, "output_std": self._output_std(),
+            "notes": setup.notes,
         }  # fmt: skip
 
     @full_precision()
-    def _draw(self, n_samples: int, bar: Progress) -> None:
+    def _draw(self, n_samples: int, bar: Progress, store: Checkpoint | None = None) -> None:
         assert self._report is not None
         assert self._projector is not None
         report, have = self._report, 0 if self._directions is None else len(self._directions)
@@ -191,7 +203,11 @@ class KernelPosterior(SamplePosterior):
             drawn = noise.based(self._network, self._base, report["seed"], have, n_samples)
         self._meter.announce = bar.phase
         with self._meter.phase("projection"):
-            projection = self._projector.apply(self._state, drawn, callback=bar.sweeps(report["tolerance"]))
+            callback = bar.sweeps(report["tolerance"])
+            if isinstance(self._projector, Iterative):
+                projection = self._projector.apply(self._state, drawn, callback=callback, store=store)
+            else:
+                projection = self._projector.apply(self._state, drawn, callback=callback)
         info, new = projection.info, projection.directions[:n_samples]
         measured = slice(0, n_samples) if self._base is None else slice(n_samples, None)
         estimates = traces(drawn[measured].to(new.device), projection.directions[measured])
@@ -269,7 +285,7 @@ class KernelPosterior(SamplePosterior):
             converged=values["converged"], sweeps=values["sweeps"], prior_precision=alpha,
             train_std=values["train_std"] / alpha**0.5, output_std=values["output_std"],
             collapsed=dimension <= max(1.0, 1e-4 * p), seconds=dict(values["seconds"]),
-            peak_memory=values["peak_memory"],
+            peak_memory=values["peak_memory"], notes=tuple(values.get("notes", ())),
         )  # fmt: skip
 
     def _warn(self) -> None:

@@ -53,14 +53,17 @@ class Progress:
 
     def sweeps(self, tolerance: float) -> Callable[[int, Tensor], None]:
         """Return a projector's callback, for a projection that starts now."""
-        start, seen = self._clock(), list[tuple[int, float]]()
+        start, first, seen = self._clock(), 0, list[tuple[int, float]]()
 
         def show(sweeps: int, residual: Tensor) -> None:
+            nonlocal start, first
+            if not seen and sweeps > 1:  # it goes on where an earlier one was
+                start, first = self._clock(), sweeps
             worst = float(residual.max())
             seen.append((sweeps, worst))
             left = sweeps_left(seen, tolerance)
             end = ""
-            if left is not None and left * (each := (self._clock() - start) / sweeps) < _LONGEST:
+            if left is not None and left * (each := (self._clock() - start) / (sweeps - first)) < _LONGEST:
                 end = f", about {duration(left * each)} left"
             self._say(f"projecting: sweep {sweeps}, residual {worst:.1e}, tolerance {tolerance:.0e}{end}")
 

@@ -41,6 +41,8 @@ class FitReport:
         By phase.
     peak_memory : int or None
         In bytes.
+    notes : tuple of str
+        What else happened: memory that ran out, and how the fit went on.
     """
 
     projector: str
@@ -62,10 +64,11 @@ class FitReport:
     collapsed: bool
     seconds: dict[str, float]
     peak_memory: int | None
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers, strings and lists, for JSON."""
-        return {**dataclasses.asdict(self), "residual": list(self.residual)}
+        return {**dataclasses.asdict(self), "residual": list(self.residual), "notes": list(self.notes)}
 
     def __str__(self) -> str:
         """Lay the report out as a table."""
@@ -93,6 +96,7 @@ class FitReport:
             ),
             ("time", ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())),
             ("memory", memory),
+            *(("note", note) for note in self.notes),
         ]
         return "\n".join(f"{name:<17} {value}" for name, value in lines)
 

@@ -14,7 +14,9 @@
 from nullbayes.projectors.alternating import Alternating as Alternating
 from nullbayes.projectors.auto import Plan as Plan
 from nullbayes.projectors.auto import choose as choose
+from nullbayes.projectors.auto import least_bytes as least_bytes
 from nullbayes.projectors.base import Info as Info
+from nullbayes.projectors.base import Iterative as Iterative
 from nullbayes.projectors.base import Outcome as Outcome
 from nullbayes.projectors.base import Projection as Projection
 from nullbayes.projectors.base import Projector as Projector

@@ -12,8 +12,9 @@ from nullbayes.errors import SettingsError
 from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.base import (
     Callback,
+    Iterative,
     Projection,
-    Projector,
+    Store,
     check_noise,
     check_sweeps,
     check_tolerance,
@@ -66,7 +67,7 @@ class SweepState:
 
 
 @dataclass(frozen=True)
-class Alternating(Projector):
+class Alternating(Iterative):
     r"""Project on the kernel of one block of rows after the other until nothing changes.
 
     Cost for blocks of b rows: :math:`R\,b\,P` operations for the Gram matrices, :math:`R\,b^2/3` for their factors,
@@ -121,14 +122,20 @@ class Alternating(Projector):
     def prepare_for(self, rows: Rows, rtol: float) -> SweepState:
         """Prepare for another tolerance than one's own."""
         shift = rtol / 2.0 if self.shift is None else self.shift
-        size = min(self.block_rows or rows.block_rows or _LARGEST_BLOCK, rows.n_rows)
+        size = self.block_size(rows)
         coarse = coarse_space(rows, self.coarse) if self.coarse else None
         if size == rows.n_rows > rows.n_columns:
             return SweepState(rows, (primal_step(rows, shift=shift),), coarse)
         steps = [dual_step(rows, *cut, precision=self.gram_dtype, shift=shift) for cut in rows.cuts(size)]
         return SweepState(rows, steps, coarse)
 
-    def apply(self, state: SweepState, noise: Tensor, *, callback: Callback | None = None) -> Projection:
+    def block_size(self, rows: Rows) -> int:
+        """Return how many rows a block will have, about."""
+        return min(self.block_rows or rows.block_rows or _LARGEST_BLOCK, rows.n_rows)
+
+    def apply(
+        self, state: SweepState, noise: Tensor, *, callback: Callback | None = None, store: Store | None = None
+    ) -> Projection:
         """Project each row of ``noise`` (S, P)."""
         rows = state.rows
         noise = check_noise(rows, noise)
@@ -138,8 +145,9 @@ class Alternating(Projector):
             return (carry[0] - state.one_by_one(carry[0]),)
 
         directions, after, sweeps, outcome = iterate(
-            self, rows, (noise,), before, step, sweeps_per_step=1, max_sweeps=self.max_sweeps, callback=callback
-        )
+            self, rows, (noise,), before, step,
+            sweeps_per_step=1, max_sweeps=self.max_sweeps, callback=callback, store=store,
+        )  # fmt: skip
         return conclude(
             self, rows, noise, directions, sweeps=sweeps, failure=outcome,
             precision=state.precision, norms=(after, before),

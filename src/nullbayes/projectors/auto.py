@@ -116,12 +116,8 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2,
     rtol : float
         The tolerance.
     """
-    vectors = _VECTORS * n_samples * rows.n_columns * rows.dtype.itemsize
-    plans = [
-        plan
-        for storage in _storages(rows, rtol, host_limit)
-        for plan in _Counter(rows, n_samples, memory_limit, rtol, storage, vectors).plans()
-    ]
+    vectors = _vector_bytes(rows, n_samples)
+    plans = _plans(rows, n_samples, memory_limit, rtol, host_limit)
     fitting = [plan for plan in plans if plan.peak_bytes <= memory_limit]
     if not fitting:
         least = f"{math.ceil(min(plan.peak_bytes for plan in plans) / 2**20)} MiB"
@@ -138,6 +134,25 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2,
         )
         raise SettingsError(msg)
     return min(fitting, key=lambda plan: plan.seconds)
+
+
+def least_bytes(rows: Rows, *, n_samples: int, rtol: float = 1e-2, host_limit: int = 0) -> int:
+    """Return the least memory limit that :func:`choose` has a plan for."""
+    return min(plan.peak_bytes for plan in _plans(rows, n_samples, 0, rtol, host_limit))
+
+
+def _vector_bytes(rows: Rows, n_samples: int) -> int:
+    return _VECTORS * n_samples * rows.n_columns * rows.dtype.itemsize
+
+
+def _plans(rows: Rows, n_samples: int, memory_limit: int, rtol: float, host_limit: int) -> list[Plan]:
+    """Return all that could be done, within the limit or not."""
+    vectors = _vector_bytes(rows, n_samples)
+    return [
+        plan
+        for storage in _storages(rows, rtol, host_limit)
+        for plan in _Counter(rows, n_samples, memory_limit, rtol, storage, vectors).plans()
+    ]
 
 
 def _steps(n_blocks: int, rtol: float) -> float:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,16 @@ from nullbayes.linalg.rows import Rows
 from nullbayes.precision import full_precision
 
 Callback = Callable[[int, Tensor], None]  # (sweeps so far, relative residual of each sample)
+
+
+class Store(Protocol):
+    """Where an iteration leaves its state, named tensors, for another one to go on from."""
+
+    def load(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the state to begin with: what was saved of the same problem, or else the one given."""
+
+    def save(self, state: Mapping[str, Tensor], *, interrupted: bool = False) -> None:
+        """Take the state after a step, or pass it over, as time allows; that of an interruption is always taken."""
 
 
 class Outcome(Enum):
@@ -112,6 +122,16 @@ class Projector(ABC):
     @abstractmethod
     def apply(self, state: Any, noise: Tensor, *, callback: Callback | None = None) -> Projection:
         """Project each row of ``noise`` (S, P)."""
+
+
+class Iterative(Projector):
+    """A projector that works step by step, so that it can stop after one and go on later."""
+
+    @abstractmethod
+    def apply(
+        self, state: Any, noise: Tensor, *, callback: Callback | None = None, store: Store | None = None
+    ) -> Projection:
+        """Project each row of ``noise`` (S, P), from where ``store`` says that an earlier projection was."""
 
 
 def check_tolerance(rtol: float, atol: float) -> None:

@@ -20,8 +20,9 @@ from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.alternating import Alternating, SweepState
 from nullbayes.projectors.base import (
     Callback,
+    Iterative,
     Projection,
-    Projector,
+    Store,
     check_noise,
     check_sweeps,
     check_tolerance,
@@ -39,7 +40,7 @@ _PLAIN_STEPS = 2
 
 
 @dataclass(frozen=True)
-class Krylov(Projector):
+class Krylov(Iterative):
     """Accelerate alternating projections by conjugate gradients.
 
     Cost: that of ``Alternating`` to prepare; a step is one sweep, and far fewer are needed; three more vectors a
@@ -66,7 +67,9 @@ class Krylov(Projector):
         """Cut the rows into blocks and factor the Gram matrix of each."""
         return self.alternating.prepare_for(rows, self.rtol)
 
-    def apply(self, state: SweepState, noise: Tensor, *, callback: Callback | None = None) -> Projection:
+    def apply(
+        self, state: SweepState, noise: Tensor, *, callback: Callback | None = None, store: Store | None = None
+    ) -> Projection:
         """Project each row of ``noise`` (S, P)."""
         rows = state.rows
         noise = check_noise(rows, noise)
@@ -103,7 +106,7 @@ class Krylov(Projector):
         gradient = gap(noise)
         directions, after, sweeps, outcome = iterate(
             self, rows, (noise, gradient, gradient, gradient.square().sum(1)), before, step,
-            sweeps_per_step=1, max_sweeps=self.max_sweeps, callback=callback,
+            sweeps_per_step=1, max_sweeps=self.max_sweeps, callback=callback, store=store,
         )  # fmt: skip
         return conclude(
             self, rows, noise, directions, sweeps=sweeps, failure=outcome,

@@ -1,0 +1,171 @@
+"""How a fit goes about its rows, and how it goes on with less when memory runs out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nullbayes.errors import SettingsError
+from nullbayes.jacobian.rows import JacobianRows
+from nullbayes.memory import give_back, is_out_of_memory
+from nullbayes.posteriors.resources import host_memory_bytes, memory_limit_bytes
+from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Projector, choose, least_bytes
+from nullbayes.types import Storage
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for."""
+
+    rows: JacobianRows
+    n_samples: int
+    projector: str | Projector
+    tolerance: float
+    memory_limit: int | str | None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What will be done.
+
+    Attributes
+    ----------
+    projector, reason, storage, working_bytes
+        As in a :class:`Plan <nullbayes.projectors.Plan>`.
+    limit, host : int
+        The bytes of the device and of the host that there were at first.
+    peak : int or None
+        What it takes by a plan.
+    notes : tuple of str
+        How it became smaller than at first, one for each time.
+    """
+
+    projector: Projector
+    reason: str
+    storage: Storage
+    working_bytes: int
+    limit: int
+    host: int
+    peak: int | None
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        """Say all that the result depends on, to the last bit."""
+        return f"{self.projector}, rows: {self.storage}, {self.working_bytes} bytes at a time"
+
+
+def set_up(asked: Asked, limit: int | None = None, host: int | None = None, halvings: int = 0) -> Setup:
+    """Make a plan where "auto" asks for one, within the memory that there is now unless told otherwise."""
+    rows, projector = asked.rows, asked.projector
+    if not isinstance(projector, Projector) and projector != "auto":
+        msg = f'projector must be "auto" or a projector such as nb.projectors.Krylov(), not {projector!r}.'
+        raise SettingsError(msg)
+    limit = memory_limit_bytes(asked.memory_limit, rows.device) if limit is None else limit
+    host = host_memory_bytes(rows.device) if host is None else host
+    if isinstance(projector, Projector):
+        storage: Storage = "device" if rows.kept_bytes() <= limit // 2 else "form"
+        setup = Setup(projector, "as asked for", storage, min(rows.working_bytes, limit // 8), limit, host, None)
+    else:
+        plan = choose(rows, n_samples=asked.n_samples, memory_limit=limit, rtol=asked.tolerance, host_limit=host)
+        setup = Setup(
+            plan.projector, plan.reason, plan.storage, plan.working_bytes, limit, host, max(1, plan.peak_bytes)
+        )
+    for _ in range(halvings):
+        setup = smaller(asked, setup)
+    return setup
+
+
+def smaller(asked: Asked, setup: Setup) -> Setup:
+    """Return the same with about half the memory, or say what to change where there is no such thing."""
+    return _smaller_blocks(asked, setup) if setup.peak is None else _smaller_plan(asked, setup, setup.peak)
+
+
+def within_memory(asked: Asked, setup: Setup, work: Callable[[Setup], None], forget: Callable[[], object]) -> None:
+    """Work, and whenever memory runs out forget what was built and work again with half of it."""
+    while True:
+        try:
+            return work(setup)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failure = error.with_traceback(None)  # whose frames hold what is to be freed
+            failure.__context__ = None
+        forget()
+        give_back()
+        try:
+            setup = smaller(asked, setup)
+        except SettingsError as error:
+            raise error from failure
+
+
+def _smaller_plan(asked: Asked, setup: Setup, peak: int) -> Setup:
+    rows, n, rtol, host = asked.rows, asked.n_samples, asked.tolerance, setup.host >> (len(setup.notes) + 1)
+    least = least_bytes(rows, n_samples=n, rtol=rtol, host_limit=host)
+    if peak <= least:
+        msg = (
+            "Memory ran out although no plan takes less: the least memory_limit that would do is "
+            f"{math.ceil(least / 2**20)} MiB, beside the model and the data. Free as much, or take fewer samples, or "
+            "use projector=nb.projectors.Lanczos(rank=...)."
+        )
+        raise SettingsError(msg)
+    plan = choose(rows, n_samples=n, memory_limit=max(least, peak // 2), rtol=rtol, host_limit=host)
+    note = f"memory ran out where {_mib(peak)} were planned; planned again with {_mib(plan.peak_bytes)}"
+    return dataclasses.replace(
+        setup, projector=plan.projector, reason=plan.reason, storage=plan.storage, working_bytes=plan.working_bytes,
+        peak=plan.peak_bytes, notes=(*setup.notes, note),
+    )  # fmt: skip
+
+
+def _smaller_blocks(asked: Asked, setup: Setup) -> Setup:
+    rows, projector, before = asked.rows, _halved(setup.projector, asked.rows), setup.working_bytes
+    # blocks of half the size may be enough; if they are not, nothing else is held either
+    storage: Storage = setup.storage if projector != setup.projector and not setup.notes else "form"
+    least, useful = rows.least_working_bytes(storage, asked.n_samples), 4 * rows.kept_bytes()
+    working = min(before, max(least, min(before // 2, useful)))
+    if (projector, storage, working) == (setup.projector, setup.storage, before):
+        msg = (
+            f"Memory ran out with {setup}, the least that it can do with: {_advice(projector)}, or use "
+            'projector="auto", which plans for the memory that there is.'
+        )
+        raise SettingsError(msg)
+    where = "formed again in every sweep" if storage == "form" else "held"
+    note = f"memory ran out; went on with {_blocks(projector, rows)}rows {where}, {_mib(working)} at a time"
+    return dataclasses.replace(
+        setup, projector=projector, storage=storage, working_bytes=working, notes=(*setup.notes, note)
+    )
+
+
+def _advice(projector: Projector) -> str:
+    """Say which setting to lower."""
+    blocks = projector.alternating if isinstance(projector, Krylov) else projector
+    if isinstance(blocks, Alternating) and blocks.coarse:
+        return "lower coarse"
+    if isinstance(projector, Lanczos):
+        return "lower rank"
+    if isinstance(projector, (ExactDual, ExactPrimal)):
+        return "use nb.projectors.Krylov(nb.projectors.Alternating(block_rows=...)), which needs no matrix of all rows"
+    return "lower n_samples"
+
+
+def _halved(projector: Projector, rows: JacobianRows) -> Projector:
+    """Return a projector whose blocks have half as many rows, if it has blocks and they can be cut."""
+    if isinstance(projector, Krylov):
+        alternating = _halved(projector.alternating, rows)
+        assert isinstance(alternating, Alternating)
+        return dataclasses.replace(projector, alternating=alternating)
+    if isinstance(projector, Alternating):
+        size = projector.block_size(rows)
+        half = max(rows.granule, size // 2)
+        return dataclasses.replace(projector, block_rows=half) if half < size else projector
+    return projector
+
+
+def _blocks(projector: Projector, rows: JacobianRows) -> str:
+    alternating = projector.alternating if isinstance(projector, Krylov) else projector
+    return f"blocks of {alternating.block_size(rows):,} rows, " if isinstance(alternating, Alternating) else ""
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,316 @@
+"""A fit that runs out of memory goes on with less of it, and says so; one that cannot says what would do.
+
+Nothing is pretended: processes are given too little address space, and networks ask for more memory than there is.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nullbayes as nb
+from drawing import randn
+from models import CLASSIFICATION, MLP
+from nullbayes.jacobian.layers import LayerRows
+from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.products import linearized
+from nullbayes.memory import is_out_of_memory
+from nullbayes.posteriors import checkpoint
+from nullbayes.posteriors.checkpoint import Checkpoint
+from nullbayes.projectors import Alternating, ExactDual, Krylov, Lanczos
+
+pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+
+MIB = 2**20
+
+# --- too little address space -----------------------------------------------------------------------------------------
+
+# projector, MiB that the process may still take, and what comes of it
+STARVED: dict[str, tuple[Any, int, str]] = {
+    "a smaller plan": ("auto", 24, "memory ran out where 34.6 MiB were planned; planned again with "),
+    "no plan is small enough": ("auto", 4, "the least memory_limit that would do is 9 MiB"),
+    "smaller blocks": (Krylov(rtol=0.1), 30, "went on with blocks of 1,250 rows, rows "),
+    "no matrix of all rows": (ExactDual(rtol=0.1), 30, "nb.projectors.Krylov(nb.projectors.Alternating(block_rows="),
+    "no basis of that rank": (Lanczos(rank=2500, rtol=0.1), 30, "lower rank, or use projector=\"auto\""),
+}  # fmt: skip
+
+
+def problem(device: str = "cpu") -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    """2,500 rows of 26,122 parameters."""
+    torch.manual_seed(0)
+    hidden = [nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh()]
+    model = nn.Sequential(*hidden, nn.Linear(128, 10)).to(device)
+    return model, [(torch.randn(250, 64).to(device), torch.randint(0, 10, (250,)).to(device))]
+
+
+def fit(model: nn.Module, data: Any, projector: Any, **options: Any) -> Any:
+    generator, n = torch.Generator().manual_seed(0), options.pop("n_samples", 8)
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0)
+    return posterior.fit(data, n, projector=projector, tolerance=0.1, generator=generator, progress=False, **options)
+
+
+def starve(mib: int) -> None:
+    import resource
+
+    lines = Path("/proc/self/status").read_text().splitlines()
+    used = int(next(line for line in lines if line.startswith("VmSize")).split()[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (used + mib * MIB, resource.RLIM_INFINITY))
+
+
+def forked(work: Callable[[], None]) -> int:
+    """Work in a copy of this process; return how that ended."""
+    if not (child := os.fork()):
+        work()
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def starved(folder: Path) -> None:
+    """Fit in processes that have too little memory, and leave what came of it in files."""
+    model, data = problem()
+    few = [(data[0][0][:4], data[0][1][:4])]
+    for projector in ("auto", Krylov(), Krylov(Alternating(block_rows=10)), ExactDual(), Lanczos()):  # libraries load
+        fit(model, few, projector, n_samples=2)
+
+    def work(name: str) -> None:
+        projector, mib, _ = STARVED[name]
+        starve(mib)
+        try:
+            posterior = fit(model, data, projector, memory_limit="4GB")
+        except nb.errors.SettingsError as error:
+            found = {"error": str(error), "known": is_out_of_memory(error.__cause__)}
+        else:
+            posterior.save(folder / f"{name}.posterior")
+            found = posterior.report.to_dict()
+        (folder / f"{name}.json").write_text(json.dumps(found))
+
+    def killed() -> None:
+        checkpoint._EVERY, save = 0.0, Checkpoint.save
+
+        def deadly(self: Checkpoint, state: Any, **options: Any) -> None:
+            save(self, state, **options)
+            if state["counts"][0] == 4:
+                os._exit(9)
+
+        Checkpoint.save = deadly
+        starve(STARVED["a smaller plan"][1])
+        fit(model, data, "auto", memory_limit="4GB", checkpoint=folder / "checkpoint")
+
+    for name in STARVED:
+        assert forked(functools.partial(work, name)) == 0, name
+    assert os.waitstatus_to_exitcode(forked(killed)) == 9
+
+
+def in_a_process(*arguments: str) -> str:
+    variables = {  # one arena: what others keep in reserve would be taken beyond the limit
+        "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "PYTHONWARNINGS": "ignore",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, __file__, *arguments],
+        env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("starved")
+    in_a_process("starve", str(place))
+    return place
+
+
+on_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs limits of the address space")
+
+
+@on_linux
+@pytest.mark.cpu
+@pytest.mark.parametrize("name", STARVED)
+def test_too_little_memory_makes_a_smaller_fit_or_a_sentence(name: str, folder: Path) -> None:
+    found, expected = json.loads((folder / f"{name}.json").read_text()), STARVED[name][2]
+    if "error" in found:
+        assert expected in found["error"]
+        assert found["known"]
+        return
+    assert expected in found["notes"][0]
+    assert found["converged"]
+    assert max(found["residual"]) <= 0.1
+    report = nb.load(folder / f"{name}.posterior", problem()[0]).report  # as it was saved
+    assert list(report.notes) == found["notes"]
+    assert f"\nnote              {found['notes'][0]}" in str(report)
+
+
+@on_linux
+@pytest.mark.cpu
+def test_a_killed_fit_that_had_run_out_of_memory_resumes_bit_by_bit(folder: Path) -> None:
+    model, data = problem()
+    starved = nb.load(folder / "a smaller plan.posterior", model)
+    resumed = fit(model, data, "auto", memory_limit="4GB", checkpoint=folder / "checkpoint")
+    assert resumed.report.notes == starved.report.notes
+    assert torch.equal(resumed.directions, starved.directions)
+    assert not (folder / "checkpoint").exists()
+
+
+def starved_gpu() -> None:
+    """Fit with less memory than planned for: 2.5 GiB, where 20 GB are allowed."""
+    from test_memory import problem as larger
+
+    model, data = larger("lenet", 2000)
+    model, data = model.cuda(), [(x.cuda(), y.cuda()) for x, y in data]
+    fit(model, [(data[0][0][:4], data[0][1][:4])], "auto", n_samples=2)
+    torch.cuda.empty_cache()
+    whole = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2560 * MIB) / whole)
+    print(json.dumps(fit(model, data, "auto", memory_limit="20GB").report.to_dict()))
+    try:
+        fit(model, data, ExactDual(), memory_limit="20GB")  # 20,000 rows: 3 GiB for their Gram matrix alone
+    except nb.errors.SettingsError as error:
+        print(json.dumps({"error": str(error), "cause": type(error.__cause__).__name__}))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_too_little_memory_of_a_gpu_makes_a_smaller_fit_or_a_sentence() -> None:
+    found, refused = (json.loads(line) for line in in_a_process("starve a gpu").splitlines()[-2:])
+    assert "memory ran out where" in found["notes"][0]
+    assert found["converged"]
+    assert STARVED["no matrix of all rows"][2] in refused["error"]
+    assert refused["cause"] == "OutOfMemoryError"
+
+
+# --- an allocation that fails once ------------------------------------------------------------------------------------
+
+
+class Hungry(nn.Module):
+    """A network that asks for more memory than there is, the so many-th time it is called, and only then."""
+
+    calls = fails_at = 0  # of the class: the library works with a copy of the network
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = MLP.build()
+
+    def forward(self, x: Tensor) -> Tensor:
+        Hungry.calls += 1
+        if Hungry.calls == Hungry.fails_at:
+            torch.empty(2**58, dtype=torch.uint8)
+        return self.inner(x)
+
+    def failing_at(self, call: int) -> Hungry:
+        Hungry.calls, Hungry.fails_at = 0, call
+        return self
+
+
+class Plain(Hungry):
+    """The same, by a parameter that no rule knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.gain
+
+
+DATA = [CLASSIFICATION.data(n=6)]
+
+
+def form_rows(model: nn.Module) -> Any:
+    return nb.OutputJacobian(model, DATA).dense()
+
+
+def linearize(model: nn.Module) -> Any:
+    vectors = randn(1, 54, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    network = Network(model)
+    return linearized(network, DATA[0][0], vectors[:, : network.n_parameters])
+
+
+def form_plainly(model: nn.Module) -> Any:
+    network = Network(model)
+    rows = LayerRows(network, lambda flat, x, y: network(flat, x), *DATA[0])
+    return rows.plain(*DATA[0], ((0, network.n_parameters),))
+
+
+@pytest.mark.parametrize("work", [form_rows, linearize, form_plainly])
+@pytest.mark.parametrize("kind", [Hungry, Plain])
+def test_no_other_way_is_taken_because_memory_ran_out(kind: type[Hungry], work: Callable[[nn.Module], Any]) -> None:
+    model = kind().failing_at(0)
+    work(model)
+    calls = Hungry.calls
+    assert calls
+    for call in range(1, calls + 1):
+        with pytest.raises((RuntimeError, torch.OutOfMemoryError)) as caught:
+            work(model.failing_at(call))
+        assert is_out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize(
+    "projector", [Krylov(Alternating(block_rows=9), rtol=0.1), ExactDual()], ids=["Krylov", "ExactDual"]
+)
+def test_an_allocation_that_fails_once_does_not_end_a_fit(projector: Any) -> None:
+    model = Plain().failing_at(0)
+    nb.OutputJacobian(model, DATA).kept_bytes()  # what has to be known before there is a plan
+    opening, whole = Hungry.calls, fit(model.failing_at(0), DATA, projector)
+    assert whole.report.notes == ()
+    noted = []
+    for call in range(opening + 1, Hungry.calls + 1):
+        posterior = fit(model.failing_at(call), DATA, projector)
+        noted += posterior.report.notes
+        assert posterior.report.converged
+        assert posterior.n_samples == 8
+    assert noted
+
+
+@pytest.mark.parametrize("pred_type", ["linearized", "sampled"])
+def test_predictions_go_on_with_half_of_the_inputs(pred_type: str) -> None:
+    model, x = Plain(), DATA[0][0]
+    posterior = fit(model, DATA, "auto")
+    model.failing_at(0)
+    whole = posterior.predict(x, pred_type=pred_type).samples
+    calls = Hungry.calls
+    assert calls
+    for call in range(1, calls + 1):
+        model.failing_at(call)
+        torch.testing.assert_close(posterior.predict(x, pred_type=pred_type).samples, whole)
+    model.failing_at(1)
+    with pytest.raises((RuntimeError, torch.OutOfMemoryError)) as caught:
+        posterior.predict(x[:1], pred_type=pred_type)
+    assert is_out_of_memory(caught.value)
+
+
+# --- which errors they are --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "expected"),
+    [
+        (lambda: torch.empty(2**58, dtype=torch.uint8), True),
+        (lambda: torch.empty(2**58, dtype=torch.uint8, device="cpu"), True),
+        (lambda: bytearray(2**58), True),
+        (lambda: torch.ones(2) @ torch.ones(3), False),
+        (lambda: torch.linalg.cholesky(-torch.eye(2)), False),
+        (lambda: torch.zeros(2)[5], False),
+    ],
+)
+def test_the_error_tells(action: Callable[[], Any], expected: bool) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - that is the question
+        action()
+    assert is_out_of_memory(caught.value) is expected
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if sys.argv[1] == "starve":
+        starved(Path(sys.argv[2]))
+    else:
+        starved_gpu()
