@@ -25,7 +25,7 @@ from models import (
     jacobian,
 )
 from nullbayes.baselines import DiagonalLaplace, LastLayerLaplace, LinearizedLaplace
-from nullbayes.errors import LikelihoodError, ModelError, SettingsError
+from nullbayes.errors import LikelihoodError, ModelError, NotFittedError, SettingsError
 
 HESSIAN_TASKS = [task for task in TASKS if task is not CUSTOM]
 CNN, BATCHNORM, TIED = MODELS[3], MODELS[5], MODELS[7]
@@ -102,6 +102,19 @@ def test_the_full_matrix_is_factored_where_it_fits(
     posterior = fit(LinearizedLaplace, n=n)
     assert posterior.report.reason == form
     check(posterior, LinearizedLaplace, CLASSIFICATION, MLP, n, tolerance=1e-6)
+
+
+def test_a_fit_that_is_interrupted_while_it_samples_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> Tensor:
+        raise KeyboardInterrupt
+
+    posterior = fit(LinearizedLaplace)
+    with monkeypatch.context() as patched:
+        patched.setattr("nullbayes.linalg.curvature.Primal.sample", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            posterior.fit([CLASSIFICATION.data()], 5, progress=False)
+    with pytest.raises(NotFittedError):
+        posterior.predict(MLP.inputs(4, torch.Generator().manual_seed(11)))
 
 
 def test_a_memory_limit_that_holds_no_samples_is_refused() -> None:
@@ -229,7 +242,7 @@ def test_rows_do_not_fit_in_a_file_but_samples_do(tmp_path: Any, monkeypatch: py
     loaded = nb.load(tmp_path / "p", copy.deepcopy(model))
     assert torch.equal(loaded.predict(new).samples, posterior.predict(new).samples)
     loaded.prior_precision = 2.0
-    with pytest.raises(nb.errors.NotFittedError, match="Fit a new one"):
+    with pytest.raises(NotFittedError, match="Fit a new one"):
         loaded.predict(new)
     loaded.prior_precision = 1.0
     assert torch.equal(loaded.predict(new).samples, posterior.predict(new).samples)
