@@ -32,7 +32,6 @@ class LocalEnsemble(ScoreOnly, Budgeted):
     """
 
     _score = "local_ensemble"
-    _instead = "for samples in the same space use nb.ProjectedPosterior with projector=nb.projectors.Lanczos(rank=...)."
     _pairs: LowRank
 
     @full_precision()

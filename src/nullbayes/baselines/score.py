@@ -36,10 +36,12 @@ class ScoreOnly(Scored):
     _has_prior = False
     _least_samples = 1
     _fewest = 0
-    _instead: str  # what to use for predictions
 
     def ood_score(self, x: Any, kind: str | None = None, *, pred_type: str = "linearized") -> Tensor:  # (N,)
-        """Return one number an input: higher is stranger. ``kind`` is the method's own name, in lower case."""
+        """Return one number an input: higher is stranger.
+
+        ``kind`` is the method's own, "local_ensemble" or "sketched_lanczos", which is the default.
+        """
         if kind not in (None, self._score):
             msg = f"kind must be one of {self._score}, the only score of {type(self).__name__}, not {kind!r}."
             raise SettingsError(msg)
@@ -48,7 +50,10 @@ class ScoreOnly(Scored):
     def predict(self, x: Any, *, pred_type: str = "linearized", n_samples: int | None = None) -> Never:
         """Refuse: a score is no distribution over predictions."""
         _ = self.directions  # says what to do before fit
-        msg = f"{type(self).__name__} is a score and makes no predictions: {self._instead}"
+        msg = (
+            f"{type(self).__name__} is a score and makes no predictions: for samples in the same space use "
+            "nb.ProjectedPosterior with projector=nb.projectors.Lanczos(rank=...)."
+        )
         raise SettingsError(msg)
 
     __call__ = predict

@@ -43,7 +43,6 @@ class SketchedLanczos(ScoreOnly, Budgeted):
     """
 
     _score = "sketched_lanczos"
-    _instead = "for samples in the same space use nb.ProjectedPosterior with projector=nb.projectors.Lanczos(rank=...)."
     _sketch: Sketch
     _basis: Tensor  # (k, s)
 
