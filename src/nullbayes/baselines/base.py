@@ -28,7 +28,7 @@ from nullbayes.posteriors.resources import Meter, memory_limit_bytes
 from nullbayes.precision import full_precision
 from nullbayes.predictive import mean_nll, stream
 
-_ROW_BYTES = {"cpu": 2**28, "cuda": 2**31}  # of new inputs, at a time
+_ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of new inputs, at a time
 GRID = (0.1, 1.0, 5.0, 10.0, 50.0, 100.0)  # of the paper
 
 
@@ -179,7 +179,7 @@ class Baseline(SamplePosterior):
     def _row_pieces(self, x: Any) -> Iterator[tuple[Any, Tensor]]:  # rows (n, O, P)
         """Iterate over inputs with the rows of their outputs, few enough at a time to be held."""
         self._network.check_unchanged()
-        most = _ROW_BYTES.get(self._network.device.type, 2**28)
+        most = _ROW_BYTES.get(self._network.device.type, 2**26)
         for piece in stream(x, self._network, self._batch_fn, 1):
             width = math.prod(self._network.output_shape(piece))
             step = max(1, most // (width * self._network.n_parameters * self._network.dtype.itemsize))
