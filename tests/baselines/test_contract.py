@@ -159,6 +159,20 @@ def test_every_score_is_one_number_an_input(method: Method, task: Task) -> None:
         posterior.ood_score(X_NEW, "surprise")
 
 
+@each_baseline
+def test_few_rows_at_a_time_give_the_same(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = method.fit()
+
+    def answers() -> list[Tensor]:
+        exact = [posterior.functional_variance(X_NEW, exact=True)] if method.prior else []
+        return [posterior.ood_score(X_NEW), *exact]
+
+    at_once = answers()
+    monkeypatch.setattr("nullbayes.baselines.base._ROW_BYTES", {"cpu": 1, "cuda": 1})
+    for few, all_of_them in zip(answers(), at_once, strict=True):
+        torch.testing.assert_close(few, all_of_them)
+
+
 @each_sampler
 def test_a_regression_has_no_probabilities_to_score(method: Method) -> None:
     posterior = method.fit(REGRESSION)
