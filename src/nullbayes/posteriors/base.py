@@ -117,7 +117,8 @@ class SamplePosterior:
 
     def _deviations(self, n_samples: int | None = None) -> Tensor:  # (S, P)
         if n_samples is not None and not 1 <= n_samples <= self.n_samples:
-            msg = f"n_samples must be between 1 and {self.n_samples}, as many as were drawn, not {n_samples}."
+            more = "; extend() draws more" if hasattr(self, "extend") else ""
+            msg = f"n_samples must be between 1 and {self.n_samples}, not {n_samples}{more}."
             raise SettingsError(msg)
         deviations: Tensor = self.directions[:n_samples] / self.prior_precision**0.5
         return deviations
