@@ -55,7 +55,7 @@ def problem(device: str = "cpu") -> tuple[nn.Module, list[tuple[Tensor, Tensor]]
 
 def fit(model: nn.Module, data: Any, projector: Any, **options: Any) -> Any:
     generator, n = torch.Generator().manual_seed(0), options.pop("n_samples", 8)
-    posterior = nb.ProjectedPosterior(model, prior_precision=1.0)
+    posterior = options.pop("kind", nb.ProjectedPosterior)(model, prior_precision=1.0)
     return posterior.fit(data, n, projector=projector, tolerance=0.1, generator=generator, progress=False, **options)
 
 
@@ -255,16 +255,21 @@ def test_no_other_way_is_taken_because_memory_ran_out(kind: type[Hungry], work: 
 
 
 @pytest.mark.parametrize(
-    "projector", [Krylov(Alternating(block_rows=9), rtol=0.1), ExactDual()], ids=["Krylov", "ExactDual"]
+    ("kind", "rows"),
+    [(nb.ProjectedPosterior, nb.OutputJacobian), (nb.LossProjectedPosterior, nb.LossJacobian)],
+    ids=["projected", "loss-projected"],
 )
-def test_an_allocation_that_fails_once_does_not_end_a_fit(projector: Any) -> None:
+@pytest.mark.parametrize(
+    "projector", [Krylov(Alternating(block_rows=3), rtol=0.1), ExactDual()], ids=["Krylov", "ExactDual"]
+)
+def test_an_allocation_that_fails_once_does_not_end_a_fit(kind: type, rows: type, projector: Any) -> None:
     model = Plain().failing_at(0)
-    nb.OutputJacobian(model, DATA).kept_bytes()  # what has to be known before there is a plan
-    opening, whole = Hungry.calls, fit(model.failing_at(0), DATA, projector)
+    rows(model, DATA).kept_bytes()  # what has to be known before there is a plan
+    opening, whole = Hungry.calls, fit(model.failing_at(0), DATA, projector, kind=kind)
     assert whole.report.notes == ()
     noted = []
     for call in range(opening + 1, Hungry.calls + 1):
-        posterior = fit(model.failing_at(call), DATA, projector)
+        posterior = fit(model.failing_at(call), DATA, projector, kind=kind)
         noted += posterior.report.notes
         assert posterior.report.converged
         assert posterior.n_samples == 8
