@@ -106,6 +106,20 @@ def starved(folder: Path) -> None:
         starve(STARVED["a smaller plan"][1])
         fit(model, data, "auto", memory_limit="4GB", checkpoint=folder / "checkpoint")
 
+    def from_direct_to_iterative() -> None:
+        checkpoint._EVERY, save, seen = 0.0, Checkpoint.save, set[bool]()
+
+        def spy(self: Checkpoint, state: Any, **options: Any) -> None:
+            save(self, state, **options)
+            seen.add((folder / "direct").exists())
+
+        Checkpoint.save = spy
+        starve(6)
+        less = [(data[0][0][:49], data[0][1][:49])]
+        report = fit(model, less, "auto", n_samples=2, memory_limit="4GB", checkpoint=folder / "direct").report
+        (folder / "direct.json").write_text(json.dumps({**report.to_dict(), "stored": list(seen)}))
+
+    assert forked(from_direct_to_iterative) == 0
     for name in STARVED:
         assert forked(functools.partial(work, name)) == 0, name
     assert os.waitstatus_to_exitcode(forked(killed)) == 9
@@ -160,6 +174,14 @@ def test_a_killed_fit_that_had_run_out_of_memory_resumes_bit_by_bit(folder: Path
     assert resumed.report.notes == starved.report.notes
     assert torch.equal(resumed.directions, starved.directions)
     assert not (folder / "checkpoint").exists()
+
+
+@on_linux
+@pytest.mark.cpu
+def test_a_fit_that_comes_to_need_a_checkpoint_has_one_and_removes_it(folder: Path) -> None:
+    found = json.loads((folder / "direct.json").read_text())
+    assert (found["projector"], len(found["notes"]), found["stored"]) == ("Krylov", 1, [True])  # 490 rows: ExactDual
+    assert not (folder / "direct").exists()
 
 
 def starved_gpu() -> None:
