@@ -15,7 +15,11 @@ NAMES = (
     "ProjectedPosterior", "LossProjectedPosterior", "load", "plan", "Plan", "OutputJacobian", "LossJacobian",
     "DenseRows", "MatrixFreeRows", "Rows", "Prediction", "FitReport", "FitCheck",
 )  # fmt: skip
-MODULES = ("projectors", "likelihoods", "metrics", "errors")
+MODULES = ("baselines", "projectors", "likelihoods", "metrics", "errors")
+BASELINES = (
+    "MAP", "DiagonalLaplace", "LastLayerLaplace", "KroneckerLaplace", "LinearizedLaplace", "LanczosLaplace",
+    "LocalEnsemble", "SCOD", "SketchedLanczos", "SWAG", "DeepEnsemble",
+)  # fmt: skip
 METHODS = {
     "fit": ["loader", "n_samples", "projector", "tolerance", "generator", "memory_limit", "progress"],
     "predict": ["x", "pred_type", "n_samples"],
@@ -42,13 +46,19 @@ def test_public_modules_exist(name: str) -> None:
 
 def test_the_index_names_what_there_is() -> None:
     for name in ("ProjectedPosterior", "LossProjectedPosterior", "load", "OutputJacobian", "LossJacobian", "DenseRows",
-                 "MatrixFreeRows", "projectors", "plan", "likelihoods", "metrics", "errors"):  # fmt: skip
+                 "MatrixFreeRows", "projectors", "plan", "likelihoods", "metrics", "errors", "baselines"):  # fmt: skip
         assert f"``{name}``" in nb.__doc__
 
 
 @pytest.mark.parametrize("name", ["ExactDual", "ExactPrimal", "Alternating", "Krylov", "Lanczos"])
 def test_projectors_exist(name: str) -> None:
     assert issubclass(getattr(nb.projectors, name), nb.projectors.Projector)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_baselines_exist(name: str) -> None:
+    assert issubclass(getattr(nb.baselines, name), nb.baselines.Baseline)
+    assert inspect.getdoc(getattr(nb.baselines, name))
 
 
 @pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior])

@@ -4,6 +4,7 @@ Posteriors (``fit``, ``predict``, ``ood_score``, ``save``)
     ``ProjectedPosterior``        predictions on the training data cannot change
     ``LossProjectedPosterior``    the loss of each training example cannot change, to first order
     ``load``                      read a saved one
+    ``baselines``                 the methods that the paper compares with, used the same way
 
 Rows (matrices that multiply)
     ``OutputJacobian``, ``LossJacobian``     of a network on its training data
@@ -20,6 +21,7 @@ Around them
     ``errors``                    what can go wrong, by name
 """
 
+from nullbayes import baselines as baselines
 from nullbayes import errors as errors
 from nullbayes import likelihoods as likelihoods
 from nullbayes import metrics as metrics

@@ -2,6 +2,9 @@ r"""Lanczos' process on :math:`A^\top A`, fully reorthogonalized, and what follo
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -96,3 +99,60 @@ def spectral_quadrature(rows: Rows, *, n_probes: int, steps: int, generator: tor
         nodes.append(values.clamp_min(0.0))
         weights.append(vectors[0].square() * rows.n_columns / n_probes)
     return torch.cat(nodes), torch.cat(weights)
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """What Lanczos' process leaves behind beside its vectors."""
+
+    tridiagonal: Tensor  # (k, k)
+    watched: Tensor  # (k, _WATCHED)
+    rounding: float  # eps
+
+    def in_row_space(self) -> Tensor:  # (k, r)
+        """Return combinations of the vectors, in columns, that lie in the row space: Ritz vectors, some of them twice.
+
+        Zero is an eigenvalue like others, and rounding leads the process there; the watched entries tell which Ritz
+        vectors are made of it.
+        """
+        turn = torch.linalg.eigh(self.tridiagonal).eigenvectors
+        sound: Tensor = (turn.T @ self.watched).norm(dim=1) <= self.rounding**0.25
+        combinations: Tensor = turn[:, sound]
+        return combinations
+
+
+def lanczos_process(
+    rows: Rows, size: int, generator: torch.Generator, keep: Callable[[int, Tensor], None]
+) -> Recurrence:
+    r"""Run Lanczos' process on :math:`A^\top A`, at most ``size`` steps, with two vectors in memory.
+
+    Each vector (P,) is handed to ``keep`` with its number. The three-term recurrence without reorthogonalization
+    (Lanczos 1950): vectors far apart need not be orthogonal, and an eigenvalue may be found several times (Paige 1972),
+    so what they span is to be made orthonormal. Two products a vector.
+    """
+    eps = torch.finfo(rows.dtype).eps
+    tridiagonal = torch.zeros(size, size, dtype=torch.float64, device="cpu")
+    watched = torch.zeros(size, _WATCHED, dtype=torch.float64, device="cpu")
+    vector = rows.rmv(_gaussian((1, rows.n_rows), generator).to(rows.device, rows.dtype))[0]
+    before, found = torch.zeros_like(vector), 0
+    step, length = 0.0, float(vector.norm())
+    while found < size and length > 0.0:
+        vector = vector / length
+        keep(found, vector)
+        product = rows.rmv(rows.mv(vector[None]))[0]
+        image = product - step * before
+        shadow = _gaussian((_WATCHED,), generator).cpu() * (eps * float(product.norm()))
+        shadow -= step * watched[found - 1] if found else 0.0
+        for _ in range(2):  # once more, for what rounding left
+            along = float(image @ vector)
+            tridiagonal[found, found] += along
+            image, shadow = image - along * vector, shadow - along * watched[found]
+        step = length = float(image.norm())
+        found += 1
+        if step <= eps * float(tridiagonal.max()):
+            break
+        if found < size:
+            tridiagonal[found - 1, found] = tridiagonal[found, found - 1] = step
+            watched[found] = shadow / step
+        before, vector = vector, image
+    return Recurrence(tridiagonal[:found, :found], watched[:found], eps)

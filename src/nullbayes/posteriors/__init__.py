@@ -19,7 +19,9 @@ from nullbayes.posteriors.projected import ProjectedPosterior as ProjectedPoster
 from nullbayes.posteriors.report import FitCheck as FitCheck
 from nullbayes.posteriors.report import FitReport as FitReport
 
-_KINDS = {kind.__name__: kind for kind in (ProjectedPosterior, LossProjectedPosterior)}
+KINDS: dict[str, type[SamplePosterior]] = {  # what a file may hold; other packages add theirs
+    kind.__name__: kind for kind in (ProjectedPosterior, LossProjectedPosterior)
+}
 
 
 def load(
@@ -53,7 +55,7 @@ def load(
         raise FileError(msg)
     check_header(header)
     try:
-        return _KINDS[header["kind"]]._from_file(tensors, header, model, asked, batch_fn, output_fn)
+        return KINDS[header["kind"]]._from_file(tensors, header, model, asked, batch_fn, output_fn)
     except FileError:
         raise
     except NullBayesError as error:

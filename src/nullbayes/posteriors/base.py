@@ -48,6 +48,8 @@ class SamplePosterior:
         Takes the outputs out of what the model returns; by default its only tensor, or that called "logits".
     """
 
+    _fewest = 2  # samples that a file may hold: as many as a variance needs
+
     def __init__(
         self,
         model: nn.Module,
@@ -115,7 +117,7 @@ class SamplePosterior:
 
     def _deviations(self, n_samples: int | None = None) -> Tensor:  # (S, P)
         if n_samples is not None and not 1 <= n_samples <= self.n_samples:
-            msg = f"n_samples must be between 1 and {self.n_samples}, not {n_samples}; extend() draws more."
+            msg = f"n_samples must be between 1 and {self.n_samples}, as many as were drawn, not {n_samples}."
             raise SettingsError(msg)
         deviations: Tensor = self.directions[:n_samples] / self.prior_precision**0.5
         return deviations
@@ -139,16 +141,21 @@ class SamplePosterior:
             msg = f"There is no sample {i}: there are {self.n_samples}."
             raise SettingsError(msg)
         self._network.check_unchanged()
-        flat = self._network.theta + self.directions[i] / self.prior_precision**0.5
-        named = dict(self._network.model.named_parameters())
-        trained = {name: named[name].data for name in self._network.names}
+        values = self._sampled_tensors(i)
+        named = {**dict(self._network.model.named_parameters()), **dict(self._network.model.named_buffers())}
+        trained = {name: named[name].data for name in values}
         try:
-            for name, value in self._network.unflatten(flat).items():
+            for name, value in values.items():
                 named[name].data = value.to(trained[name].dtype, copy=True)
             yield self._network.model
         finally:
             for name, value in trained.items():
                 named[name].data = value
+
+    def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
+        """Return the tensors of the model that sample ``i`` replaces."""
+        flat: Tensor = self._network.theta + self.directions[i] / self.prior_precision**0.5
+        return self._network.unflatten(flat)
 
     # --- predictions ----------------------------------------------------------------------------------------------
 
@@ -311,7 +318,8 @@ class SamplePosterior:
         io.check_model(header, network.names, network.shapes, network.fingerprint())
         directions = tensors.get("directions", torch.zeros(0))
         size, dtype = network.n_parameters, network.dtype
-        if directions.ndim != 2 or len(directions) < 2 or directions.shape[1] != size or directions.dtype != dtype:
+        few = directions.ndim != 2 or len(directions) < cls._fewest
+        if few or directions.shape[1] != size or directions.dtype != dtype:
             msg = (
                 f"The file's directions are {directions.dtype} of shape {tuple(directions.shape)}, the model needs "
                 f"{dtype} of shape (samples, {size}): it was altered, fit and save again."

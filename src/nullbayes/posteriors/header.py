@@ -79,10 +79,19 @@ _REPORT: Mapping[str, Test] = {
 }  # fmt: skip
 _COMMON: Mapping[str, Test] = {
     "format_version": _count, "kind": _text, "parameters": _list_of(_parameter), "fingerprint": _text,
-    "prior_precision": _positive, "kernel_dimension": _not_negative, "likelihood": _fields,
-    "report": _fields, "based": _flag,
+    "prior_precision": _positive, "kernel_dimension": _not_negative, "likelihood": _fields, "report": _fields,
 }  # fmt: skip
-_OWN: Mapping[str, Mapping[str, Test]] = {"ProjectedPosterior": {"hessian": _flag}, "LossProjectedPosterior": {}}
+_BASELINE_REPORT: Mapping[str, Test] = {
+    name: _REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
+}
+_BASELINE: Mapping[str, Test] = {"seed": _count}
+_BUDGETED: Mapping[str, Test] = {**_BASELINE, "memory_budget": _count}
+_OWN: Mapping[str, Mapping[str, Test]] = {
+    "ProjectedPosterior": {"based": _flag, "hessian": _flag}, "LossProjectedPosterior": {"based": _flag},
+    **dict.fromkeys(("MAP", "DiagonalLaplace", "LastLayerLaplace", "KroneckerLaplace", "LinearizedLaplace"), _BASELINE),
+    **dict.fromkeys(("SWAG", "DeepEnsemble"), _BASELINE),
+    **dict.fromkeys(("LanczosLaplace", "SCOD", "LocalEnsemble", "SketchedLanczos"), _BUDGETED),
+}  # fmt: skip
 
 
 def check_header(header: Mapping[str, Any]) -> None:
@@ -95,7 +104,7 @@ def check_header(header: Mapping[str, Any]) -> None:
     if not isinstance(name, str) or name not in _LIKELIHOODS:
         _altered("likelihood.name", name)
     _check({"name": _text, **_LIKELIHOODS[name]}, header["likelihood"], "likelihood.")
-    _check(_REPORT, header["report"], "report.")
+    _check(_REPORT if "based" in _OWN[kind] else _BASELINE_REPORT, header["report"], "report.")
     rank, n_parameters = header["report"]["rank"], sum(math.prod(shape) for _, shape in header["parameters"])
     if rank is not None and rank > n_parameters:
         _altered("report.rank", rank)

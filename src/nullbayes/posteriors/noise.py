@@ -21,7 +21,7 @@ def draw_seed(generator: torch.Generator | None) -> int:
     return int(torch.randint(_SEEDS, (1,), generator=generator, device=device))
 
 
-def normal(network: Network, seed: int, start: int, n: int) -> Tensor:  # (n, P)
+def normal(network: Network, seed: int, start: int, n: int, size: int | None = None) -> Tensor:  # (n, size or P)
     """Draw samples ``start`` to ``start + n``, on the CPU, each by a generator of its own.
 
     A sample depends on the seed and on its number alone: not on how many are drawn with it, nor on the device.
@@ -29,7 +29,7 @@ def normal(network: Network, seed: int, start: int, n: int) -> Tensor:  # (n, P)
 
     def one(i: int) -> Tensor:
         generator = torch.Generator().manual_seed((seed + i) % _SEEDS)
-        return torch.randn(network.n_parameters, generator=generator, dtype=network.dtype, device="cpu")
+        return torch.randn(size or network.n_parameters, generator=generator, dtype=network.dtype, device="cpu")
 
     return torch.stack([one(start + i) for i in range(n)])
 

@@ -1,0 +1,136 @@
+r"""Kronecker-factored Laplace: the Gauss-Newton matrix of each layer as :math:`B \otimes A`.
+
+:math:`A` holds the correlations between the inputs of a layer, :math:`B` those between the gradients of its outputs
+(Martens and Grosse 2015; Ritter, Botev and Barber 2018); weight and bias are blocks of their own. The factors come from
+``curvlinops``, an optional dependency.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nullbayes.baselines.base import Work
+from nullbayes.baselines.laplace import Laplace
+from nullbayes.errors import ModelError
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.rows import OutputJacobian
+from nullbayes.linalg.curvature import Curvature, Kronecker
+from nullbayes.linalg.curvature.kronecker import Factor, decomposed
+
+_BATCH = 256
+
+
+class KroneckerLaplace(Laplace):
+    """Correlations within each layer, in factors; linear and two-dimensional convolution layers only.
+
+    Parameters
+    ----------
+    model, likelihood, parameters, prior_precision, batch_fn, output_fn
+        See :class:`Baseline <nullbayes.baselines.base.Baseline>`; ``parameters`` leaves out layers of other kinds.
+    """
+
+    def _approximate(self, work: Work) -> Curvature:
+        return Kronecker(list(_factors(work.rows)))
+
+    def _rebuilt(self, tensors: Mapping[str, Tensor]) -> Curvature:
+        return Kronecker.of(tensors)
+
+
+class _Scaled(nn.Module):
+    """The function whose rows are differentiated, as a module of pairs of inputs and targets.
+
+    Its outputs are already scaled by a root of the likelihood's Hessian, so that the plain sum of squares, whose own
+    Hessian is two, stands for every likelihood.
+    """
+
+    def __init__(self, rows: OutputJacobian, leaves: list[Tensor]) -> None:
+        super().__init__()
+        self.inner, self._function, self._leaves = rows.network.module, rows.function, leaves
+
+    def forward(self, pair: tuple[Any, Tensor]) -> Tensor:
+        """Return scaled outputs."""
+        return self._function(torch.cat([leaf.reshape(-1) for leaf in self._leaves]), *pair)
+
+
+class _Batches:
+    """The data in batches, with zeros for the sum of squares, whose Hessian does not depend on them."""
+
+    def __init__(self, examples: Examples, width: int) -> None:
+        self._examples, self._width = examples, width
+
+    def __iter__(self) -> Iterator[tuple[tuple[Any, Tensor], Tensor]]:
+        for start, stop in self._examples.ranges(_BATCH):
+            pair = self._examples.read(start, stop)
+            yield pair, torch.zeros(stop - start, self._width, device=self._examples.device)
+
+
+def _factors(rows: OutputJacobian) -> Iterator[Factor]:
+    """Compute the factors of every layer, and iterate over the eigenpairs of weights and biases."""
+    operator = _curvlinops()
+    network = copy.copy(rows.network)
+    shared = {id(t): t for t in (*network.module.parameters(), *network.module.buffers())}
+    network.module = copy.deepcopy(network.module, shared)  # for its hooks
+    rows = OutputJacobian(network, rows.examples, rows.likelihood, hessian=True)
+    named = dict(network.module.named_parameters())
+    leaves = [named[name].detach().requires_grad_() for name in network.names]
+    model = _Scaled(rows, leaves)
+    mapping = _layers(operator, leaves, model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a dependency deprecates is no news for the user
+        kfac = operator(
+            model, nn.MSELoss(reduction="sum"), leaves, _Batches(rows.examples, rows.granule), fisher_type="type-2",
+            check_deterministic=False, num_per_example_loss_terms=1, num_data=len(rows.examples),
+            batch_size_fn=lambda pair: len(pair[1]),
+        )  # fmt: skip
+        try:
+            with torch.enable_grad():
+                kfac.compute_kronecker_factors()
+        except ValueError as error:
+            msg = f"There are no Kronecker factors of this network ({error}): use nb.baselines.LanczosLaplace."
+            raise ModelError(msg) from error
+    state = kfac.state_dict()
+    starts = [sum(network.sizes[:i]) for i in range(len(network.sizes))]
+    for layer, places in mapping.items():
+        outputs = state["gradient_covariances"][layer].detach().double() / 2  # the Hessian of a square
+        for kind, place in places.items():
+            inputs = state["input_covariances"][layer].detach().double() if kind == "weight" else outputs.new_ones(1, 1)
+            found = decomposed(starts[place], outputs, inputs)
+            yield Factor(found.column, *(part.to(network.dtype) for part in found[1:]))
+
+
+def _layers(operator: Any, leaves: list[Tensor], model: nn.Module) -> dict[str, dict[str, int]]:
+    """Return which parameters each layer has, or refuse what has no factors."""
+    try:
+        mapping: dict[str, dict[str, int]] = operator.compute_parameter_mapping(leaves, model)
+    except NotImplementedError as error:
+        msg = (
+            "Kronecker factors are known for nn.Linear and nn.Conv2d only: leave the parameters of other layers out "
+            "with parameters=..., or use nb.baselines.LanczosLaplace."
+        )
+        raise ModelError(msg) from error
+    places = [place for layer in mapping.values() for place in layer.values()]
+    odd = next((name for name in mapping if getattr(model.get_submodule(name), "padding_mode", "zeros") != "zeros"), "")
+    if odd or len(set(places)) != len(places):
+        what = (
+            f"layer {odd.removeprefix('inner.')!r} pads with other than zeros" if odd else "two layers share a weight"
+        )
+        msg = f"There are no Kronecker factors, because {what}: use nb.baselines.LanczosLaplace."
+        raise ModelError(msg)
+    return mapping
+
+
+def _curvlinops() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what it imports warns about itself
+            from curvlinops import KFACLinearOperator
+    except ImportError as error:
+        msg = f"KroneckerLaplace needs curvlinops ({error}): pip install 'nullbayes[kronecker]'."
+        raise ImportError(msg) from error
+    return KFACLinearOperator

@@ -1,0 +1,21 @@
+r"""Curvatures: a positive semi-definite matrix :math:`C` over the parameters, held in as little as each form needs.
+
+What a Laplace approximation asks of one is the same whatever its form: samples of
+:math:`\mathcal N(0, (C + \alpha I)^{-1})` from standard normal noise, the variance of linear functions under it, and
+the eigenvalues, for the marginal likelihood.
+
+    Diagonal      the diagonal alone
+    LowRank       some eigenpairs, and zero outside their span
+    Kronecker     a Kronecker product of two small matrices for each layer
+    Primal        the whole matrix
+    Dual          :math:`A^\top A` by the Gram matrix of its rows: for fewer rows than columns
+    MatrixFree    :math:`A^\top A` by products alone, solved by conjugate gradients
+"""
+
+from nullbayes.linalg.curvature.base import Curvature as Curvature
+from nullbayes.linalg.curvature.dense import Dual as Dual
+from nullbayes.linalg.curvature.dense import Primal as Primal
+from nullbayes.linalg.curvature.diagonal import Diagonal as Diagonal
+from nullbayes.linalg.curvature.kronecker import Kronecker as Kronecker
+from nullbayes.linalg.curvature.low_rank import LowRank as LowRank
+from nullbayes.linalg.curvature.matrix_free import MatrixFree as MatrixFree

@@ -1,0 +1,122 @@
+r"""The whole matrix :math:`A^\top A`, factored: between its columns or, where they are fewer, between its rows."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import NullBayesError
+from nullbayes.linalg.curvature.base import Curvature, padded
+from nullbayes.linalg.rows import Rows
+
+_SAVED_BYTES = 2**31  # a larger matrix is not written to a file
+
+
+class _Shifted:
+    r"""A symmetric matrix, the Cholesky factor of :math:`M + \alpha I` at the last :math:`\alpha`, its eigenvalues."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+        self._at: float | None = None
+        self._factor = matrix[:0]
+        self._values: Tensor | None = None
+
+    def factor(self, alpha: float) -> Tensor:
+        """Return the lower triangle."""
+        if self._at != alpha:
+            self._at, shifted = None, self.matrix.clone()
+            shifted.diagonal().add_(alpha)
+            factor, info = torch.linalg.cholesky_ex(shifted)
+            if int(info) != 0:
+                msg = (
+                    f"The Gauss-Newton matrix with a prior precision of {alpha:g} is not positive definite in float64: "
+                    "use a larger prior_precision."
+                )
+                raise NullBayesError(msg)
+            self._at, self._factor = alpha, factor
+        return self._factor
+
+    def values(self) -> Tensor:
+        if self._values is None:
+            self._values = torch.linalg.eigvalsh(self.matrix)
+        return self._values
+
+
+class Primal(Curvature):
+    r"""The matrix itself, :math:`8 P^2` bytes and as much again for its factor.
+
+    Parameters
+    ----------
+    matrix : Tensor (P, P)
+        In float64.
+    """
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+        self.n_columns = self.rank = len(matrix)
+        self._shifted = _Shifted(matrix)
+
+    def sample(self, noise: Tensor, alpha: float) -> Tensor:
+        r"""Solve with the transposed factor: :math:`L^{-\top}\varepsilon`."""
+        factor = self._shifted.factor(alpha)
+        solved: Tensor = torch.linalg.solve_triangular(factor.mT, noise.to(factor).T, upper=True)
+        return solved.T.to(noise.dtype)
+
+    def variance(self, rows: Tensor, alpha: float) -> Tensor:
+        """Return the squared length after solving with the factor."""
+        factor = self._shifted.factor(alpha)
+        solved: Tensor = torch.linalg.solve_triangular(factor, rows.to(factor).T, upper=False)
+        return solved.square().sum(0).to(rows.dtype)
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Return all eigenvalues."""
+        return padded(self._shifted.values(), self.n_columns)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the matrix, if it is not too large for a file."""
+        return {"matrix": self.matrix} if self.matrix.numel() * 8 <= _SAVED_BYTES else {}
+
+
+class Dual(Curvature):
+    r"""The matrix :math:`A^\top A` by the Gram matrix of fewer rows than columns, :math:`8 R^2` bytes, twice.
+
+    A sample takes a draw :math:`w` from the prior and corrects it by what noise on the rows says (Matheron's rule):
+    :math:`w + A^\top (A A^\top + \alpha I)^{-1} (\varepsilon - A w)`. Nothing large is subtracted from anything large.
+
+    Parameters
+    ----------
+    rows : Rows
+        Kept: every new :math:`\alpha` multiplies with them again.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.n_columns, self.rank = rows.n_columns, rows.n_rows
+        self._shifted = _Shifted(rows.block(0, rows.n_rows).gram(torch.float64))
+
+    @property
+    def noise_size(self) -> int:
+        """One number a column, and one a row."""
+        return self.n_columns + self.rows.n_rows
+
+    def sample(self, noise: Tensor, alpha: float) -> Tensor:
+        """Draw from the prior and correct."""
+        prior = noise[:, : self.n_columns] / math.sqrt(alpha)
+        wanted = noise[:, self.n_columns :].double() - self.rows.mv(prior).double()
+        return prior + self.rows.rmv(self._solve(wanted, alpha).to(prior.dtype))
+
+    def variance(self, rows: Tensor, alpha: float) -> Tensor:
+        """Subtract from the squared length what the rows explain."""
+        seen = self.rows.mv(rows).double()  # (m, R)
+        taken = (seen * self._solve(seen, alpha)).sum(1)
+        return ((rows.double().square().sum(1) - taken).clamp_min(0.0) / alpha).to(rows.dtype)
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Return the eigenvalues of the Gram matrix, and zeros."""
+        return padded(self._shifted.values(), self.n_columns)
+
+    def _solve(self, vectors: Tensor, alpha: float) -> Tensor:  # (S, R) -> (S, R)
+        solved: Tensor = torch.cholesky_solve(vectors.T, self._shifted.factor(alpha))
+        return solved.T

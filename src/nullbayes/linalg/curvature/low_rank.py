@@ -1,0 +1,105 @@
+r"""Some eigenpairs, :math:`C = \sum_i \lambda_i u_i u_i^\top`, and three ways to find them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import SettingsError
+from nullbayes.linalg.curvature.base import Curvature, padded
+from nullbayes.linalg.lanczos import krylov_basis
+from nullbayes.linalg.rows import Rows
+from nullbayes.precision import full_precision
+
+
+class LowRank(Curvature):
+    r"""Orthonormal vectors with a value each, zero outside their span.
+
+    A sample is :math:`\alpha^{-1/2}\,(\varepsilon - U\,(1 - \sqrt{\alpha/(\lambda + \alpha)})\,U^\top\varepsilon)`.
+
+    Parameters
+    ----------
+    basis : Tensor (k, P)
+        The vectors, in rows.
+    values : Tensor (k,)
+        Their eigenvalues.
+    """
+
+    def __init__(self, basis: Tensor, values: Tensor) -> None:
+        if values.shape != basis.shape[:1]:
+            msg = f"Vectors of shape {tuple(basis.shape)} need a value each, not values of shape {tuple(values.shape)}."
+            raise SettingsError(msg)
+        self.basis, self.values = basis, values.to(basis)
+        self.rank, self.n_columns = basis.shape
+
+    def sample(self, noise: Tensor, alpha: float) -> Tensor:
+        """Shrink the noise along each vector."""
+        shrunk = 1.0 - (alpha / (self.values + alpha)).sqrt()
+        return (noise - (noise @ self.basis.T * shrunk) @ self.basis) / math.sqrt(alpha)
+
+    def solve(self, vectors: Tensor, alpha: float) -> Tensor:  # (S, P) -> (S, P)
+        r"""Apply :math:`(C + \alpha I)^{-1}`."""
+        shrunk = self.values / (self.values + alpha)
+        return (vectors - (vectors @ self.basis.T * shrunk) @ self.basis) / alpha
+
+    def variance(self, rows: Tensor, alpha: float) -> Tensor:
+        """Subtract from the squared length what each vector takes away."""
+        wide = rows.double()
+        along = (wide @ self.basis.T.double()).square()
+        taken = along @ (self.values / (self.values + alpha)).double()
+        return ((wide.square().sum(1) - taken).clamp_min(0.0) / alpha).to(rows.dtype)
+
+    def outside(self, rows: Tensor) -> Tensor:  # (m, P) -> (m,)
+        """Return the squared length of the part of each row that no vector reaches."""
+        return (rows - (rows @ self.basis.T) @ self.basis).square().sum(1)
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Return the values, and zeros."""
+        return padded(self.values, self.n_columns)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return vectors and values."""
+        return {"basis": self.basis, "values": self.values}
+
+
+def lanczos_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
+    r"""Return the Ritz pairs of :math:`A^\top A` on a Krylov space: the largest eigenvalues come first."""
+    size = min(rank, rows.n_rows, rows.n_columns)
+    return ritz_pairs(rows, krylov_basis(rows, size, generator))
+
+
+@full_precision()
+def ritz_pairs(rows: Rows, basis: Tensor) -> LowRank:  # (k, P)
+    r"""Return the best eigenpairs of :math:`A^\top A` within the span of orthonormal vectors."""
+    projected = torch.zeros(len(basis), len(basis), dtype=torch.float64, device=rows.device)
+    for _, block in rows.blocks(rows.walk_rows):
+        image = block.mv(basis).double()
+        projected += image @ image.T
+    values, turn = torch.linalg.eigh(projected)
+    return LowRank(turn.T.flip(0).to(basis) @ basis, values.flip(0).clamp_min(0.0))
+
+
+@full_precision()
+def nystrom_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
+    r"""Return eigenpairs of :math:`A^\top A` from its product with random vectors, in one pass over the rows.
+
+    The Nyström approximation :math:`Y (\Omega^\top Y)^{-1} Y^\top`, :math:`Y = A^\top A\,\Omega` (Tropp, Yurtsever,
+    Udell and Cevher 2017): never more than the matrix itself. Computed with a small shift, which is taken away again.
+    """
+    size = min(rank, rows.n_columns)
+    drawn = torch.randn(size, rows.n_columns, generator=generator, dtype=rows.dtype, device=generator.device)
+    test = torch.linalg.qr(drawn.to(rows.device).T).Q.T
+    image = torch.zeros_like(test)  # Y, in rows
+    for _, block in rows.blocks(rows.walk_rows):
+        image += block.rmv(block.mv(test))
+    shift = torch.finfo(rows.dtype).eps * float(image.norm()) + torch.finfo(rows.dtype).tiny
+    image += shift * test
+    inner = test.double() @ image.double().T
+    values, turn = torch.linalg.eigh(0.5 * (inner + inner.T))
+    root = turn * values.clamp_min(shift).rsqrt()  # of the inverse
+    _, lengths, basis = torch.linalg.svd(root.T @ image.double(), full_matrices=False)
+    found = (lengths.square() - shift).clamp_min(0.0)
+    keep = found > shift
+    return LowRank(basis[keep].to(rows.dtype), found[keep])

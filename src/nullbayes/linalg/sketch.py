@@ -1,0 +1,66 @@
+r"""A subsampled randomized Hadamard transform: a random map to fewer dimensions that keeps lengths.
+
+:math:`S = \sqrt{n/s}\; R\,H D`: random signs, an orthonormal Hadamard transform of the next power of two :math:`n`,
+and :math:`s` of its entries. It keeps the lengths of all vectors in a subspace of :math:`k` dimensions to a factor
+:math:`1 \pm \epsilon` once :math:`s` is of the order :math:`k \log k / \epsilon^2` (Ailon and Chazelle 2009; Tropp
+2011); with :math:`s = n` it is orthogonal. Applying it takes :math:`n \log n` operations, holding it :math:`n + s`
+numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import SettingsError
+
+
+class Sketch:
+    """A random map from ``n_columns`` to ``size`` numbers.
+
+    Parameters
+    ----------
+    n_columns, size : int
+        From and to how many; at most the next power of two.
+    seed : int
+        The same seed gives the same map, on any device.
+    device : torch.device
+        Where the vectors lie.
+    """
+
+    def __init__(self, n_columns: int, size: int, seed: int, device: torch.device) -> None:
+        self.n_columns, self.size = n_columns, size
+        self.padded = padded_size(n_columns)
+        if not 1 <= size <= self.padded:
+            msg = f"A sketch of {n_columns:,} numbers must have between 1 and {self.padded:,} of them, not {size:,}."
+            raise SettingsError(msg)
+        generator = torch.Generator().manual_seed(seed)
+        coins = torch.randint(2, (n_columns,), generator=generator, device="cpu", dtype=torch.int8)
+        self._signs = (2 * coins - 1).to(device)
+        self._taken = torch.randperm(self.padded, generator=generator, device="cpu")[:size].sort().values.to(device)
+
+    def __call__(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, size)
+        """Sketch each vector."""
+        spread = vectors.new_zeros(len(vectors), self.padded)
+        spread[:, : self.n_columns] = vectors * self._signs
+        return hadamard_(spread)[:, self._taken] * math.sqrt(self.padded / self.size)
+
+
+def padded_size(n_columns: int) -> int:
+    """Return the next power of two: the largest size of a sketch."""
+    return 1 << (n_columns - 1).bit_length()
+
+
+def hadamard_(vectors: Tensor) -> Tensor:  # (S, n), n a power of two
+    """Apply the orthonormal Hadamard transform to each vector, in its own place."""
+    n, half = vectors.shape[1], 1
+    while half < n:
+        pairs = vectors.view(len(vectors), -1, 2, half)
+        low, high = pairs[:, :, 0], pairs[:, :, 1]
+        total = low + high
+        torch.sub(low, high, out=high)
+        low.copy_(total)
+        half *= 2
+    return vectors.mul_(n**-0.5)

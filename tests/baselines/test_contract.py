@@ -1,0 +1,492 @@
+"""What every method promises, the projected posteriors among them: one line changes the method, nothing else does."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import nullbayes as nb
+from drawing import randint, randn
+from models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, TASKS, Task, batches
+from nullbayes import baselines, io
+from nullbayes.errors import DataError, FileError, LikelihoodError, ModelError, NotFittedError, SettingsError
+
+pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
+
+X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
+SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method, what its fit needs beside the data, and what it can do."""
+
+    kind: type
+    extra: Callable[[nn.Module], dict[str, Any]] = lambda model: {}  # what fit needs beside the data
+    samples: bool = True  # whether it predicts
+    prior: bool = True
+    custom: bool = False  # whether it takes a loss of one's own
+    pred_types: tuple[str, ...] = ("linearized", "sampled")
+    scores: tuple[str, ...] = SCORES  # the first is the default
+
+    @property
+    def name(self) -> str:
+        return self.kind.__name__
+
+    def make(self, task: Task = CLASSIFICATION, model: nn.Module | None = None, **settings: Any) -> Any:
+        return self.kind(model or MLP.build(task.outputs), task.likelihood, **settings)
+
+    def fit(self, task: Task = CLASSIFICATION, n_samples: int = 4, seed: int = 0, **settings: Any) -> Any:
+        model = settings.pop("model", None) or MLP.build(task.outputs)
+        fitting = {"generator": torch.Generator().manual_seed(seed), "progress": False, **self.extra(model), **settings}
+        return self.make(task, model).fit(fitting.pop("loader", [task.data()]), n_samples, **fitting)
+
+
+def jitter(model: nn.Module, generator: torch.Generator, scale: float = 0.1) -> None:
+    """Stand in for an epoch of training: every parameter moves a little."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
+            parameter += scale * drawn.to(parameter)
+
+
+def epochs(model: nn.Module) -> dict[str, Any]:
+    """For SWAG: a function that trains for one epoch."""
+    generator = torch.Generator().manual_seed(5)
+    return {"train": lambda copied: jitter(copied, generator), "n_models": 6}
+
+
+def members(model: nn.Module) -> dict[str, Any]:
+    """For deep ensembles: a function that trains a network from a seed."""
+
+    def train(seed: int) -> nn.Module:
+        member = copy.deepcopy(model)
+        jitter(member, torch.Generator().manual_seed(seed), 0.5)
+        return member
+
+    return {"train": train}
+
+
+METHODS = (
+    Method(nb.ProjectedPosterior, custom=True),
+    Method(nb.LossProjectedPosterior, custom=True),
+    Method(baselines.MAP, prior=False, custom=True, scores=("max_softmax", "max_logit", "entropy")),
+    Method(baselines.DiagonalLaplace),
+    Method(baselines.LastLayerLaplace),
+    Method(baselines.KroneckerLaplace),
+    Method(baselines.LinearizedLaplace),
+    Method(baselines.LanczosLaplace),
+    Method(baselines.SCOD, scores=("scod", *SCORES)),
+    Method(baselines.LocalEnsemble, samples=False, prior=False, scores=("local_ensemble",)),
+    Method(baselines.SketchedLanczos, samples=False, prior=False, scores=("sketched_lanczos",)),
+    Method(baselines.SWAG, epochs, prior=False, custom=True, pred_types=("sampled",)),
+    Method(baselines.DeepEnsemble, members, prior=False, custom=True, pred_types=("sampled",)),
+)
+BASELINES = METHODS[2:]
+each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+each_baseline = pytest.mark.parametrize("method", BASELINES, ids=lambda method: method.name)
+each_sampler = pytest.mark.parametrize(
+    "method", [m for m in METHODS if m.samples], ids=lambda method: method.name
+)  # fmt: skip
+
+
+def test_the_table_has_every_method() -> None:
+    assert {method.kind for method in BASELINES} == set(baselines.METHODS)
+    assert all(getattr(baselines, method.name) is method.kind for method in BASELINES)
+    assert all(f"``{method.name}``" in baselines.__doc__ for method in BASELINES)
+
+
+# --- one way to use them ----------------------------------------------------------------------------------------------
+
+
+@each_method
+def test_methods_take_the_same_arguments(method: Method) -> None:
+    made = inspect.signature(method.kind).parameters
+    assert list(made)[:2] == ["model", "likelihood"]
+    assert {"parameters", "prior_precision", "batch_fn"} <= set(made)
+    fitted = inspect.signature(method.kind.fit).parameters
+    assert list(fitted)[:3] == ["self", "loader", "n_samples"]
+    assert fitted["n_samples"].default == 30
+    assert {"generator", "memory_limit", "progress"} <= set(fitted)
+    assert {"pred_type", "n_samples"} <= set(inspect.signature(method.kind.predict).parameters)
+    assert {"x", "kind"} <= set(inspect.signature(method.kind.ood_score).parameters)
+    assert {"loader", "method"} <= set(inspect.signature(method.kind.optimize_prior_precision).parameters)
+    for name in ("fit", "predict", "ood_score", "save", "check_fit", "optimize_prior_precision", "report"):
+        assert inspect.getdoc(getattr(method.kind, name)), name
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+@each_sampler
+def test_predictions_have_one_shape(method: Method, task: Task) -> None:
+    if task is CUSTOM and not method.custom:
+        return
+    posterior = method.fit(task)
+    for pred_type in method.pred_types:
+        prediction = posterior.predict(X_NEW, pred_type=pred_type)
+        assert prediction.mean.shape == prediction.variance.shape == (4, task.outputs)
+        assert prediction.samples.shape == (posterior.n_samples, 4, task.outputs)
+        assert bool((prediction.variance >= 0).all())
+        torch.testing.assert_close(prediction.samples.mean(0), prediction.mean)
+        assert (prediction.probs is None) == (task in (REGRESSION, CUSTOM))
+        if prediction.probs is not None:
+            assert 0 <= float(prediction.probs.min()) <= float(prediction.probs.max()) <= 1
+    called = posterior(X_NEW)
+    torch.testing.assert_close(called.samples, posterior.predict(X_NEW).samples, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
+@each_method
+def test_every_score_is_one_number_an_input(method: Method, task: Task) -> None:
+    posterior = method.fit(task)
+    for kind in method.scores:
+        score = posterior.ood_score(X_NEW, kind)
+        assert score.shape == (4,)
+        assert bool(torch.isfinite(score).all())
+        assert float(score.std()) > 0, kind
+    assert torch.equal(posterior.ood_score(X_NEW), posterior.ood_score(X_NEW, method.scores[0]))
+    torch.testing.assert_close(posterior.ood_score([X_NEW[:3], X_NEW[3:]]), posterior.ood_score(X_NEW))
+    with pytest.raises(SettingsError, match=r"kind must be one of .*, not 'surprise'"):
+        posterior.ood_score(X_NEW, "surprise")
+
+
+@each_baseline
+def test_few_rows_at_a_time_give_the_same(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = method.fit()
+
+    def answers() -> list[Tensor]:
+        exact = [posterior.functional_variance(X_NEW, exact=True)] if method.prior else []
+        return [posterior.ood_score(X_NEW), *exact]
+
+    at_once = answers()
+    monkeypatch.setattr("nullbayes.baselines.base._ROW_BYTES", {"cpu": 1, "cuda": 1})
+    for few, all_of_them in zip(answers(), at_once, strict=True):
+        torch.testing.assert_close(few, all_of_them)
+
+
+@each_sampler
+def test_a_regression_has_no_probabilities_to_score(method: Method) -> None:
+    posterior = method.fit(REGRESSION)
+    with pytest.raises(LikelihoodError, match="regression likelihood has not"):
+        posterior.ood_score(X_NEW, "entropy")
+
+
+@each_sampler
+def test_samples_are_named_parameters_around_the_network(method: Method) -> None:
+    posterior = method.fit()
+    named = posterior.sample(1)
+    trained = {name: parameter.detach() for name, parameter in MLP.build().named_parameters()}
+    assert all(value.shape == (1, *trained[name].shape) for name, value in named.items())
+    moved = max(float((value - trained[name]).abs().max()) for name, value in named.items())
+    assert (moved > 0) == (method.kind is not baselines.MAP)
+    with posterior.sampled_parameters(0) as model:
+        inside = model(X_NEW)
+    if method.kind is not baselines.MAP:
+        torch.testing.assert_close(inside, posterior.predict(X_NEW, pred_type="sampled").samples[0])
+
+
+@each_sampler
+def test_a_check_compares_with_the_network(method: Method) -> None:
+    posterior, (x, y) = method.fit(), CLASSIFICATION.data(n=9, seed=3)
+    found = posterior.check_fit(batches(x, y, (4, 5)))
+    own = MLP.build()(x).softmax(1)
+    assert found.n_data == 9
+    assert found.nll_model == pytest.approx(nb.metrics.nll(own, y))
+    assert found.accuracy_model == pytest.approx(nb.metrics.accuracy(own, y))
+    pred_type = method.pred_types[0]
+    assert found.nll_posterior == pytest.approx(nb.metrics.nll(posterior.predict(x, pred_type=pred_type).probs, y))
+    assert found.std >= 0
+    assert "accuracy" in str(found)
+
+
+@each_method
+def test_the_report_counts_and_measures(method: Method) -> None:
+    report = method.fit().report
+    assert report.n_data == 5
+    assert report.seconds["data"] >= 0
+    assert report.peak_memory is None or report.peak_memory > 2**10
+    json.dumps(report.to_dict())
+    assert "parameters" in str(report)
+    if method in BASELINES:
+        assert report.method == method.name
+        assert (report.prior_precision is not None) == method.prior
+
+
+@each_baseline
+def test_a_report_before_a_fit_is_refused(method: Method) -> None:
+    with pytest.raises(NotFittedError, match=r"call fit\(loader\) first"):
+        _ = method.make().report
+
+
+# --- seeds and devices ------------------------------------------------------------------------------------------------
+
+
+def answer(method: Method, posterior: Any) -> Tensor:
+    """What a method says about new inputs: samples, or its score."""
+    return posterior.predict(X_NEW).samples if method.samples else posterior.ood_score(X_NEW)
+
+
+@each_method
+def test_the_seed_decides(method: Method) -> None:
+    one, same, other = (method.fit(seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(answer(method, one), answer(method, same))
+    if method.samples and method.kind is not baselines.MAP:
+        assert (answer(method, one) - answer(method, other)).abs().max() > 1e-6
+
+
+@each_method
+def test_a_fit_with_a_generator_leaves_the_global_one_alone(method: Method) -> None:
+    before = torch.get_rng_state()
+    answer(method, method.fit())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@each_method
+def test_answers_lie_where_the_model_does(method: Method) -> None:
+    answered = answer(method, method.fit())
+    assert (answered.device, answered.dtype) == (X_NEW.device, torch.float64)
+
+
+@each_baseline
+def test_nothing_is_made_on_the_default_device(method: Method, tmp_path: Path) -> None:
+    """Under the default device "meta", a tensor that is made without saying where has no numbers."""
+    home, model, data, wanted = torch.get_default_device(), MLP.build(), [CLASSIFICATION.data()], None
+    wanted = answer(method, method.fit(model=model, loader=data))
+    torch.set_default_device("meta")
+    try:
+        posterior = method.fit(model=model, loader=data)
+        assert torch.equal(answer(method, posterior), wanted)
+        if method.prior:
+            assert posterior.optimize_prior_precision(data, "marglik") > 0
+            assert posterior.functional_variance(X_NEW, exact=True).device == wanted.device
+            posterior.prior_precision = 1.0
+        posterior.save(tmp_path / "posterior")
+        assert torch.equal(answer(method, nb.load(tmp_path / "posterior", model)), wanted)
+    finally:
+        torch.set_default_device(None if home.type == "cpu" else home)
+
+
+class Tagger(nn.Module):
+    """Three classes for each of four positions, in a dictionary with something else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:  # (n, 4, 2) -> (n, 4, 3)
+        hidden = self.body(x).tanh()
+        return {"hidden": hidden, "tags": self.head(hidden)}
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.CollapseWarning")  # a small network
+@each_method
+def test_outputs_may_have_positions_and_be_taken_from_what_the_model_returns(method: Method, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, y = randn(6, 4, 2, generator=generator, dtype=torch.float64), randint(3, (6, 4), generator=generator)
+    y[0, :2] = -100  # which do not count
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Tagger().double()
+    posterior = method.kind(model, output_fn=lambda returned: returned["tags"], prior_precision=1.0)
+    posterior.fit([(x, y)], 3, progress=False, **method.extra(model))
+    for kind in method.scores:
+        assert posterior.ood_score(x, kind).shape == (6,)
+    if not method.samples:
+        return
+    prediction = posterior.predict(x)
+    assert prediction.mean.shape == prediction.variance.shape == prediction.probs.shape == (6, 4, 3)
+    torch.testing.assert_close(prediction.probs.sum(-1), torch.ones(6, 4, dtype=torch.float64))
+    assert posterior.check_fit([(x, y)]).accuracy_model is not None
+    posterior.save(tmp_path / "posterior")
+    loaded = nb.load(tmp_path / "posterior", model, output_fn=lambda returned: returned["tags"])
+    assert torch.equal(loaded.predict(x).samples, prediction.samples)
+    if method.prior and method in BASELINES:
+        assert posterior.optimize_prior_precision([(x, y)], "grid") > 0
+        assert posterior.functional_variance(x, exact=True).shape == (6, 4, 3)
+
+
+@each_method
+def test_the_model_is_left_as_it_was(method: Method) -> None:
+    model = MLP.build().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    answer(method, method.fit(model=model))
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@each_method
+def test_batches_do_not_matter(method: Method) -> None:
+    x, y = CLASSIFICATION.data(n=9)
+    loaders = [[(x, y)], batches(x, y, (2, 7)), DataLoader(TensorDataset(x, y), batch_size=4)]
+    one, *others = (answer(method, method.fit(loader=loader)) for loader in loaders)
+    for other in others:
+        torch.testing.assert_close(other, one, rtol=1e-6, atol=1e-8)
+
+
+# --- the prior precision ----------------------------------------------------------------------------------------------
+
+
+@each_baseline
+def test_a_precision_can_be_changed_without_a_new_fit(method: Method) -> None:
+    posterior = method.fit()
+    assert posterior.prior_precision == 1.0
+    if not method.prior:
+        with pytest.raises(SettingsError, match="has no prior"):
+            posterior.prior_precision = 2.0
+        with pytest.raises(SettingsError, match="has no prior"):
+            posterior.optimize_prior_precision([CLASSIFICATION.data()])
+        return
+    first = posterior.predict(X_NEW)
+    posterior.prior_precision = 100.0
+    assert bool((posterior.predict(X_NEW).variance < first.variance).all())
+    assert posterior.report.prior_precision == 100.0
+    posterior.prior_precision = 1.0
+    torch.testing.assert_close(posterior.predict(X_NEW).samples, first.samples, rtol=1e-10, atol=1e-12)
+    given = method.make(prior_precision=100.0)
+    assert given.prior_precision == 100.0
+    given.fit([CLASSIFICATION.data()], 4, generator=torch.Generator().manual_seed(0), progress=False)
+    posterior.prior_precision = 100.0
+    torch.testing.assert_close(posterior.predict(X_NEW).samples, given.predict(X_NEW).samples, rtol=1e-10, atol=1e-12)
+    for bad in (0.0, -1.0, float("nan"), "optimal"):
+        with pytest.raises(SettingsError, match="positive number"):
+            posterior.prior_precision = bad
+        with pytest.raises(SettingsError, match="positive number"):
+            method.make(prior_precision=bad)
+    held_out = [CLASSIFICATION.data(n=9, seed=3)]
+    for how in ("grid", "marglik"):
+        assert posterior.optimize_prior_precision(held_out, how) == posterior.prior_precision
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [CLASSIFICATION, REGRESSION], ids=lambda task: task.name)
+@each_method
+def test_a_saved_posterior_answers_the_same(method: Method, task: Task, tmp_path: Path) -> None:
+    model = MLP.build(task.outputs)
+    posterior = method.fit(task, model=model)
+    posterior.save(tmp_path / "posterior")
+    loaded = nb.load(tmp_path / "posterior", copy.deepcopy(model))
+    assert type(loaded) is method.kind
+    if method.samples or task is CLASSIFICATION:
+        assert torch.equal(answer(method, loaded), answer(method, posterior))
+    assert loaded.report.to_dict() == posterior.report.to_dict()
+    assert loaded.prior_precision == posterior.prior_precision
+    loaded.save(tmp_path / "again")
+    again = nb.load(tmp_path / "again", model)
+    assert torch.equal(answer(method, again), answer(method, posterior))
+    if method.prior and method in BASELINES:
+        loaded.prior_precision = posterior.prior_precision = 7.0
+        torch.testing.assert_close(answer(method, loaded), answer(method, posterior), rtol=1e-10, atol=1e-12)
+
+
+@each_method
+def test_a_file_of_another_model_is_refused(method: Method, tmp_path: Path) -> None:
+    posterior = method.fit()
+    posterior.save(tmp_path / "posterior")
+    with pytest.raises(FileError, match="other parameters"):
+        nb.load(tmp_path / "posterior", MLP.build(seed=1))
+    with pytest.raises(FileError, match="another structure"):
+        nb.load(tmp_path / "posterior", nn.Linear(4, 3).double())
+
+
+@each_baseline
+def test_tensors_that_do_not_fit_are_refused(method: Method, tmp_path: Path) -> None:
+    """A file whose hash is right, but whose tensors are not those of the method."""
+    model = MLP.build()
+    method.fit(model=model).save(tmp_path / "posterior")
+    tensors, header = io.read(tmp_path / "posterior")
+    added = [name for name in tensors if name != "directions"]
+    for name in added:
+        missing = {other: tensor for other, tensor in tensors.items() if other != name}
+        for changed in ([missing] if len(added) > 1 else []) + [{**tensors, name: tensors[name].flatten()[:-1]}]:
+            io.save(tmp_path / "changed", changed, header)
+            with pytest.raises(FileError, match="fit and save again"):
+                nb.load(tmp_path / "changed", model)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def shuffled() -> Any:
+    return DataLoader(TensorDataset(*CLASSIFICATION.data(n=9)), batch_size=3, shuffle=True)
+
+
+@pytest.mark.parametrize(
+    ("ask", "error", "advice"),
+    [
+        (lambda m: m.fit(loader=shuffled()), DataError, "shuffle=False"),
+        (lambda m: m.fit(loader=[]), DataError, "empty"),
+        (lambda m: m.fit(loader=[(X_NEW, torch.full((4,), 3))]), LikelihoodError, "labels must be 0 to 2"),
+        (lambda m: m.fit(loader=[(X_NEW.clone().fill_(float("nan")), torch.zeros(4).long())]), DataError, "NaN"),
+        (lambda m: m.fit(memory_limit="much"), SettingsError, "8GB"),
+        (lambda m: m.fit(n_samples=0), SettingsError, "n_samples must be at least"),
+        (lambda m: m.make().ood_score(X_NEW), NotFittedError, r"call fit\(loader\) first"),
+        (lambda m: m.make().predict(X_NEW), NotFittedError, r"call fit\(loader\) first"),
+        (lambda m: m.make().save("nowhere"), NotFittedError, r"call fit\(loader\) first"),
+        (lambda m: m.make(parameters="nothing.*"), ModelError, "matches none of"),
+        (lambda m: m.fit().ood_score(X_NEW * float("inf")), DataError, "NaN"),
+    ],
+)  # fmt: skip
+@each_method
+def test_what_cannot_be_used_is_refused(method: Method, ask: Any, error: type[Exception], advice: str) -> None:
+    with pytest.raises(error, match=advice):
+        ask(method)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if not m.samples], ids=lambda method: method.name)
+def test_a_score_that_is_asked_for_predictions_says_what_to_use_instead(method: Method) -> None:
+    posterior = method.fit()
+    for ask in (posterior, posterior.predict, posterior.check_fit, posterior.sample):
+        with pytest.raises(SettingsError, match=r"makes no predictions.*nb\.ProjectedPosterior"):
+            ask(X_NEW)
+
+
+@each_sampler
+def test_predictions_that_make_no_sense_are_refused(method: Method) -> None:
+    posterior = method.fit()
+    with pytest.raises(SettingsError, match="pred_type must be"):
+        posterior.predict(X_NEW, pred_type="guess")
+    with pytest.raises(SettingsError, match="n_samples must be"):
+        posterior.predict(X_NEW, n_samples=99)
+
+
+@each_method
+def test_a_model_that_changed_is_refused(method: Method) -> None:
+    model = MLP.build()
+    posterior = method.fit(model=model)
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    with pytest.raises(ModelError, match="has changed"):
+        posterior.ood_score(X_NEW)
+    with pytest.raises(ModelError, match="has changed"):
+        posterior.fit([CLASSIFICATION.data()], 4, progress=False, **method.extra(MLP.build()))
+
+
+@each_baseline
+def test_a_loss_of_ones_own_is_taken_or_refused(method: Method) -> None:
+    if method.custom:
+        method.fit(CUSTOM)
+        return
+    with pytest.raises(LikelihoodError, match="Hessian"):
+        method.fit(CUSTOM)
+
+
+@each_method
+def test_a_failed_fit_leaves_nothing_behind(method: Method) -> None:
+    posterior = method.fit()
+    with pytest.raises(LikelihoodError):
+        posterior.fit([(X_NEW, torch.full((4,), 3))], 4, progress=False, **method.extra(MLP.build()))
+    with pytest.raises(NotFittedError):
+        posterior.ood_score(X_NEW)
