@@ -29,11 +29,11 @@ benchmark: $(INSTALLED) ## run the benchmarks, small; others: make benchmark ARG
 
 test: $(INSTALLED) ## run the tests and the doctests, without the slow ones
 	@echo "==> tests and doctests (the slow ones: make test-all)"
-	@$(BIN)/python -m pytest -q -m "not slow"
+	@$(BIN)/python -m pytest -q -n auto --dist worksteal -m "not slow"
 
 test-all: $(INSTALLED) ## run all of them
 	@echo "==> all tests and doctests"
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 lint: $(INSTALLED) ## check style and formatting
 	@echo "==> ruff check, ruff format --check"

@@ -46,10 +46,10 @@ def flipped(contents: bytes, bit: int) -> bytes:
     return contents[: bit // 8] + bytes([byte]) + contents[bit // 8 + 1 :]
 
 
-def test_one_altered_bit_in_any_byte_is_noticed(saved: Path) -> None:
+def test_an_altered_bit_anywhere_is_noticed(saved: Path) -> None:
     good = saved.read_bytes()
-    for i in range(len(good)):
-        assert_refused(saved, flipped(good, 8 * i + i * 5 % 8))
+    for bit in range(0, 8 * len(good), 43):
+        assert_refused(saved, flipped(good, bit))
 
 
 @pytest.mark.slow
@@ -59,9 +59,9 @@ def test_every_altered_bit_is_noticed(saved: Path) -> None:
         assert_refused(saved, flipped(good, bit))
 
 
-def test_a_file_cut_off_at_any_byte_is_refused(saved: Path) -> None:
+def test_a_file_cut_off_anywhere_is_refused(saved: Path) -> None:
     good = saved.read_bytes()
-    for length in range(len(good)):
+    for length in range(0, len(good), 5):
         assert_refused(saved, good[:length])
 
 

@@ -411,7 +411,11 @@ class Own(Projector):
         return ExactDual().apply(state, noise, callback=callback)
 
 
-@pytest.mark.parametrize("projector", [ExactDual(), ExactPrimal(), Lanczos(rank=36), "auto", Own()], ids=str)
+@pytest.mark.parametrize(
+    "projector",
+    [ExactDual(), ExactPrimal(), Lanczos(rank=36), "auto", Own()],
+    ids=lambda value: str(value).split("(")[0].split(" ")[0],
+)
 def test_a_direct_projector_leaves_no_file(projector: Any, tmp_path: Path) -> None:
     posterior = fit(projector, generator=seeded(), checkpoint=tmp_path / "fit")
     assert left(tmp_path) == []

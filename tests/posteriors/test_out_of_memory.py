@@ -55,7 +55,7 @@ def problem(device: str = "cpu") -> tuple[nn.Module, list[tuple[Tensor, Tensor]]
 
 def fit(model: nn.Module, data: Any, projector: Any, **options: Any) -> Any:
     generator, n = torch.Generator().manual_seed(0), options.pop("n_samples", 8)
-    posterior = nb.ProjectedPosterior(model, prior_precision=1.0)
+    posterior = options.pop("kind", nb.ProjectedPosterior)(model, prior_precision=1.0)
     return posterior.fit(data, n, projector=projector, tolerance=0.1, generator=generator, progress=False, **options)
 
 
@@ -106,6 +106,20 @@ def starved(folder: Path) -> None:
         starve(STARVED["a smaller plan"][1])
         fit(model, data, "auto", memory_limit="4GB", checkpoint=folder / "checkpoint")
 
+    def from_direct_to_iterative() -> None:
+        checkpoint._EVERY, save, seen = 0.0, Checkpoint.save, set[bool]()
+
+        def spy(self: Checkpoint, state: Any, **options: Any) -> None:
+            save(self, state, **options)
+            seen.add((folder / "direct").exists())
+
+        Checkpoint.save = spy
+        starve(6)
+        less = [(data[0][0][:49], data[0][1][:49])]
+        report = fit(model, less, "auto", n_samples=2, memory_limit="4GB", checkpoint=folder / "direct").report
+        (folder / "direct.json").write_text(json.dumps({**report.to_dict(), "stored": list(seen)}))
+
+    assert forked(from_direct_to_iterative) == 0
     for name in STARVED:
         assert forked(functools.partial(work, name)) == 0, name
     assert os.waitstatus_to_exitcode(forked(killed)) == 9
@@ -160,6 +174,14 @@ def test_a_killed_fit_that_had_run_out_of_memory_resumes_bit_by_bit(folder: Path
     assert resumed.report.notes == starved.report.notes
     assert torch.equal(resumed.directions, starved.directions)
     assert not (folder / "checkpoint").exists()
+
+
+@on_linux
+@pytest.mark.cpu
+def test_a_fit_that_comes_to_need_a_checkpoint_has_one_and_removes_it(folder: Path) -> None:
+    found = json.loads((folder / "direct.json").read_text())
+    assert (found["projector"], len(found["notes"]), found["stored"]) == ("Krylov", 1, [True])  # 490 rows: ExactDual
+    assert not (folder / "direct").exists()
 
 
 def starved_gpu() -> None:
@@ -255,16 +277,21 @@ def test_no_other_way_is_taken_because_memory_ran_out(kind: type[Hungry], work: 
 
 
 @pytest.mark.parametrize(
-    "projector", [Krylov(Alternating(block_rows=9), rtol=0.1), ExactDual()], ids=["Krylov", "ExactDual"]
+    ("kind", "rows"),
+    [(nb.ProjectedPosterior, nb.OutputJacobian), (nb.LossProjectedPosterior, nb.LossJacobian)],
+    ids=["projected", "loss-projected"],
 )
-def test_an_allocation_that_fails_once_does_not_end_a_fit(projector: Any) -> None:
+@pytest.mark.parametrize(
+    "projector", [Krylov(Alternating(block_rows=3), rtol=0.1), ExactDual()], ids=["Krylov", "ExactDual"]
+)
+def test_an_allocation_that_fails_once_does_not_end_a_fit(kind: type, rows: type, projector: Any) -> None:
     model = Plain().failing_at(0)
-    nb.OutputJacobian(model, DATA).kept_bytes()  # what has to be known before there is a plan
-    opening, whole = Hungry.calls, fit(model.failing_at(0), DATA, projector)
+    rows(model, DATA).kept_bytes()  # what has to be known before there is a plan
+    opening, whole = Hungry.calls, fit(model.failing_at(0), DATA, projector, kind=kind)
     assert whole.report.notes == ()
     noted = []
     for call in range(opening + 1, Hungry.calls + 1):
-        posterior = fit(model.failing_at(call), DATA, projector)
+        posterior = fit(model.failing_at(call), DATA, projector, kind=kind)
         noted += posterior.report.notes
         assert posterior.report.converged
         assert posterior.n_samples == 8

@@ -97,11 +97,13 @@ class Checkpoint:
         return seed, setup
 
     def follow(self, setup: Setup) -> None:
-        """Begin the file anew where the plan has changed."""
-        if self._ours and str(setup) != self._header["problem"]["plan"]:
-            self._header["problem"]["plan"], self._header["memory"] = str(setup), _memory(setup)
+        """Begin the file anew where the plan has changed; the one before may have had nothing to store."""
+        if self._path is None or str(setup) == self._header["problem"]["plan"]:
+            return
+        self._header["problem"]["plan"], self._header["memory"] = str(setup), _memory(setup)
+        if isinstance(setup.projector, Iterative):
             self._write({})
-            self._swept = False
+            self._ours, self._swept = True, False
 
     def load(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the state in the file, or the one given where there is none yet."""
