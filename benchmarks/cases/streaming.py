@@ -27,7 +27,7 @@ FULL = {
     "parts": ("resnet", "swin"), "samples": (5, 30), "repeats": 3, "resnet_tiny": False, "resnet_n": 2000,
     "resnet_block": 200, "fit_n": 2000, "fit_limit": 10_000, "fit_tolerance": 0.05, "image": 224, "embed": 96,
     "depths": (2, 2, 6, 2), "heads": (3, 6, 12, 24), "window": 7, "swin_n": 2048, "swin_block": 128,
-    "published_n": 64,
+    "published_n": 32,
 }  # fmt: skip
 GROWTH = 1.25  # what counts as the same
 _MIB = 2**20

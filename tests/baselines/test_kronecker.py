@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from typing import Any
 
@@ -15,6 +16,8 @@ from nullbayes.errors import ModelError
 
 CNN, KEYWORDS, NAMED, TIED, ODD = MODELS[3], MODELS[15], MODELS[10], MODELS[7], MODELS[4]
 ALPHA = 0.6
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("curvlinops") is None, reason="needs curvlinops")
 
 each_task = pytest.mark.parametrize(
     "task", [CLASSIFICATION, BINARY, MULTILABEL, REGRESSION], ids=lambda task: task.name

@@ -117,6 +117,7 @@ def test_a_fit_that_is_interrupted_while_it_samples_leaves_nothing(monkeypatch: 
         posterior.predict(MLP.inputs(4, torch.Generator().manual_seed(11)))
 
 
+@pytest.mark.cpu  # so few bytes are another matter elsewhere
 def test_a_memory_limit_that_holds_no_samples_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"raise memory_limit, or use .*LastLayerLaplace"):
         fit(LinearizedLaplace, memory_limit="100KB")
