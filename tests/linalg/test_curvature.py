@@ -127,6 +127,12 @@ def test_kronecker_factors_can_be_written_and_read() -> None:
     torch.testing.assert_close(again.sample(normal(3, P), 2.0), made.sample(normal(3, P), 2.0), rtol=1e-12, atol=1e-12)
 
 
+def test_small_variances_are_not_lost_to_rounding() -> None:
+    """Along a vector of large curvature float32 keeps the digits of what little is left."""
+    basis, values = BASIS.float(), torch.tensor([1e8, 2.0, 1.0, 0.5])
+    assert float(LowRank(basis, values).variance(basis[:1], 1e-2)) == pytest.approx(1e-8, rel=0.2)
+
+
 def test_column_squares_are_the_diagonal() -> None:
     torch.testing.assert_close(column_squares(nb.DenseRows(TALL)), (TALL.T @ TALL).diagonal())
 

@@ -45,11 +45,8 @@ class LowRank(Curvature):
         return (vectors - (vectors @ self.basis.T * shrunk) @ self.basis) / alpha
 
     def variance(self, rows: Tensor, alpha: float) -> Tensor:
-        """Subtract from the squared length what each vector takes away."""
-        wide = rows.double()
-        along = (wide @ self.basis.T.double()).square()
-        taken = along @ (self.values / (self.values + alpha)).double()
-        return ((wide.square().sum(1) - taken).clamp_min(0.0) / alpha).to(rows.dtype)
+        """Return the squared length of each row, shrunk as noise is: nothing large is subtracted."""
+        return self.sample(rows, alpha).square().sum(1)
 
     def outside(self, rows: Tensor) -> Tensor:  # (m, P) -> (m,)
         """Return the squared length of the part of each row that no vector reaches."""
