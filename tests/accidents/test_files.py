@@ -129,10 +129,11 @@ def test_an_older_format_asks_for_a_new_fit(version: int, saved: Path) -> None:
 
 FIELDS = (
     "kind", "parameters", "fingerprint", "prior_precision", "kernel_dimension", "likelihood", "based", "report",
+    "output_fn",
     "hessian", "likelihood.name", "likelihood.class_dim", "likelihood.ignore_index",
     *(f"report.{key}" for key in (
         "projector", "reason", "route", "n_data", "n_rows", "tolerance", "sweeps", "residual", "converged", "traces",
-        "rank", "output_std", "seed", "train_std", "peak_memory", "seconds", "notes",
+        "rank", "output_std", "seed", "train_std", "peak_memory", "seconds", "notes", "data",
     )),
 )  # fmt: skip
 MAY_BE_NONE = ("likelihood.class_dim", "report.rank", "report.peak_memory")
@@ -169,7 +170,7 @@ NEVER = {
 
 @pytest.mark.parametrize("value", NEVER.values(), ids=NEVER)
 def test_a_field_that_cannot_be_is_refused_by_name(value: Any, saved: Path) -> None:
-    texts = ("fingerprint", "report.projector", "report.reason", "report.route")
+    texts = ("fingerprint", "report.data", "report.projector", "report.reason", "report.route")
     good = saved.read_bytes()
     for field in FIELDS:
         if (value is None and field in MAY_BE_NONE) or (value == "poisson" and field in texts):

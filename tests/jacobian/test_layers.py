@@ -202,10 +202,13 @@ class Repeats(nn.Module):
         return x
 
 
-def test_examples_that_call_layers_differently_are_refused() -> None:
-    x = (randn(6, 4), torch.tensor([1, 1, 1, 1, 2, 2]))
-    with pytest.raises(ModelError, match="'layer' is called once for some examples"):
-        nb.OutputJacobian(Repeats().double(), [(x, randint(3, 6))]).block(16, 24)
+def test_examples_that_call_layers_differently_are_taken_one_by_one() -> None:
+    model, x = Repeats().double(), (randn(6, 4), torch.tensor([1, 1, 1, 1, 2, 2]))
+    rows = nb.OutputJacobian(model, [(x, randint(3, 6))])
+    assert rows.route.startswith("by layers")
+    wanted = jacobian(model, tuple(part[4:] for part in x)).flatten(0, 1)
+    torch.testing.assert_close(rows.block(16, 24).dense(), wanted)
+    assert rows.route == "example by example"
 
 
 # --- several threads, copies ------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def test_rows_that_do_not_fit_in_memory_are_not_formed() -> None:
     case = OF_MODELS["batchnorm"]
     network, (x, _) = Network(case.build()), CLASSIFICATION.data(case)
     assert products._rows_are_cheaper(network, x, MANY)
-    network.found["rows"].working_bytes = 1000
+    products._layer_rows(network, x).working_bytes = 1000
     assert not products._rows_are_cheaper(network, x, MANY)
 
 

@@ -34,8 +34,11 @@ def evaluation_copy(model: nn.Module) -> nn.Module:
     """Return a copy in evaluation mode that can be differentiated, or say what stands in the way."""
     _refuse(model)
     tensors = [*model.parameters(), *model.buffers()]
+    with torch.inference_mode(False):  # a buffer may be written in the forward pass: the copy has its own
+        own = {id(t): _single(t) for t in model.parameters()} | {id(t): _single(t).clone() for t in model.buffers()}
+    results = [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
     try:
-        module = copy.deepcopy(model, {id(t): _single(t) for t in tensors})
+        module = copy.deepcopy(model, own | {id(t): t.detach() for t in results})
     except Exception as error:
         if any(m.training for m in model.modules()) or any(t.dtype in HALF for t in tensors):
             msg = (
@@ -44,13 +47,32 @@ def evaluation_copy(model: nn.Module) -> nn.Module:
             )
             raise ModelError(msg) from error
         return model
-    module.eval()
+    _evaluate(module, model)
     for layer in module.modules():
         if isinstance(layer, nn.Embedding):
             layer.padding_idx = None  # hides a derivative that is there: the padding has an influence like other words
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
             layer.sparse = False
     return module
+
+
+def _evaluate(module: nn.Module, model: nn.Module) -> None:
+    """Set a copy to evaluation mode, and refuse one that changes the weights, which are the user's, on the way."""
+    if not any(type(m).train is not nn.Module.train or type(m).eval is not nn.Module.eval for m in module.modules()):
+        module.eval()
+        return
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    module.eval()
+    changed = [name for name, p in model.named_parameters() if not torch.equal(p, before[name])]
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(before[name])
+    if changed:
+        msg = (
+            f"{changed[0]!r} changes when the model goes into evaluation mode (adapters that are merged?): "
+            "call model.eval() before you make a posterior."
+        )
+        raise ModelError(msg)
 
 
 def as_module(function: Callable[..., Any], parameters: Mapping[str, Tensor]) -> nn.Module:
@@ -77,7 +99,11 @@ def as_module(function: Callable[..., Any], parameters: Mapping[str, Tensor]) ->
         if not isinstance(value, Tensor) or not value.is_floating_point():
             msg = f"Parameter {name!r} must be a floating-point tensor: leave what does not vary to the function."
             raise ModelError(msg)
-    return _FunctionModule(function, parameters)
+    try:
+        return _FunctionModule(function, parameters)
+    except (KeyError, AttributeError, TypeError) as error:
+        msg = f"The names of the parameters cannot be those of a module's ({error}): choose others."
+        raise ModelError(msg) from error
 
 
 class _FunctionModule(nn.Module):

@@ -19,9 +19,8 @@ from torch.func import functional_call
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import leaves, map_leaves, n_examples, take_examples
 from nullbayes.jacobian.fingerprint import fingerprint
-from nullbayes.jacobian.kernels import recurrent_kernels
+from nullbayes.jacobian.kernels import differentiable_kernels, recurrent_kernels
 from nullbayes.jacobian.modules import HALF, evaluation_copy, unwrapped
-from nullbayes.precision import full_precision
 
 OutputFn = Callable[[Any], Tensor]
 Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
@@ -101,7 +100,7 @@ class Network:
 
     def __call__(self, flat: Tensor, x: Any) -> Tensor:  # (P,) -> (n, ...)
         """Evaluate the network at the given parameters; outputs are (n, O), or what else the model puts out."""
-        args, kwargs = _arguments(map_leaves(_widened, x) if self.widened else x)
+        args, kwargs = _arguments(map_leaves(_widened if self.widened else torch.clone, x))  # who writes into it, may
         with self.lock, recurrent_kernels() if self._recurrent else contextlib.nullcontext():
             returned = functional_call(self.module, self.unflatten(flat), args, kwargs)
         outputs = self.output_fn(returned)
@@ -109,6 +108,7 @@ class Network:
             what = f"{outputs.dtype}, shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs)
             msg = f"The output must be a floating-point tensor with one entry an example, not {what}: see output_fn."
             raise ModelError(msg)
+        outputs = outputs.to(flat.dtype)  # a model may go on in another precision
         return outputs[:, None] if outputs.ndim == 1 else outputs
 
     def output_shape(self, x: Any) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ class Network:
 
     def outputs(self, x: Any) -> Tensor:  # (n, ...)
         """Evaluate the network as it was trained."""
-        with torch.no_grad(), full_precision():
+        with torch.no_grad(), differentiable_kernels():  # the same as for derivatives
             return self(self.theta, x)
 
     def check_examples(self, x: Any) -> Tensor:
@@ -157,6 +157,9 @@ class Network:
 
     def check_unchanged(self) -> None:
         """Refuse to go on when the model's parameters are no longer those that the posterior was made for."""
+        if self.module is self.model and any(module.training for module in self.model.modules()):
+            msg = "The model could not be copied, so it must stay as it was fitted: call model.eval()."
+            raise ModelError(msg)
         current = _tensors(self.model)
         for name, old in self._trained.items():
             new = current.get(name)
@@ -202,7 +205,7 @@ def the_output(returned: Any) -> Tensor:  # (n, ...)
 
 
 def _widened(leaf: Tensor) -> Tensor:
-    return leaf.float() if leaf.dtype in HALF else leaf
+    return leaf.float() if leaf.dtype in HALF else leaf.clone()
 
 
 def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -15,7 +15,7 @@ from torch.func import jvp, vjp, vmap
 
 from nullbayes.jacobian.batches import leaves, n_examples, take_examples
 from nullbayes.jacobian.kernels import differentiable_kernels
-from nullbayes.jacobian.layers import LayerRows, LayersDiffer
+from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.memory import is_out_of_memory
@@ -59,18 +59,20 @@ def linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tenso
     By forming the rows of :math:`J(x)`, a backward pass an output, or by forward mode, a pass a vector: whichever is
     less work. A row costs about as much as one and a half vectors.
     """
+    without = False
     if network.forward_mode and not _rows_are_cheaper(network, x, len(vectors)):
         try:
             return _linearized_by_products(network, x, vectors)
         except RuntimeError as error:  # an operation that forward mode does not know; what is wrong else shows below
             if is_out_of_memory(error):
                 raise
-            network.forward_mode = False
+            without = True
     rows, shape, parts = _layer_rows(network, x), network.output_shape(x), []
     for piece in _in_pieces(x, rows.examples_at_a_time):
         values, block = _block(network, rows, piece)
         changes = block.mv(vectors).view(len(vectors), -1, *shape)
         parts.append((values.view(-1, *shape), changes))
+    network.forward_mode &= not without  # else it was the input that was wrong
     return _joined(parts)
 
 
@@ -104,20 +106,17 @@ def _linearized_by_products(network: Network, x: Any, vectors: Tensor) -> tuple[
 
 def _layer_rows(network: Network, x: Any) -> LayerRows:
     """Return how to form rows of the outputs, found out and checked on the first inputs that a network sees."""
+    key = ("rows", *(tuple(leaf.shape[1:]) for leaf in leaves(x)))
     with network.lock:
-        if "rows" not in network.found:
-            network.found["rows"] = LayerRows(network, _flat_outputs(network), x, _no_targets(x))
-        rows: LayerRows = network.found["rows"]
+        if key not in network.found:
+            network.found[key] = LayerRows(network, _flat_outputs(network), x, _no_targets(x))
+        rows: LayerRows = network.found[key]
         return rows
 
 
 def _block(network: Network, rows: LayerRows, x: Any) -> tuple[Tensor, HeldBlock]:
     """Return the outputs (n, O) for some inputs, and their rows."""
-    try:
-        values, pieces = rows.form(x, _no_targets(x))
-    except LayersDiffer:  # inputs of another kind than the first
-        rows = LayerRows(network, rows.function, x, _no_targets(x))
-        values, pieces = rows.form(x, _no_targets(x))
+    values, pieces = rows.checked(x, _no_targets(x))
     return values, HeldBlock(tuple(pieces), values.numel(), network.n_parameters, rows.width, network.theta)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.derivatives import check_derivatives
 from nullbayes.jacobian.finite import check_outputs, check_rows, pull_range, push_range
 from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.modes import compare_modes
@@ -76,6 +77,7 @@ class JacobianRows(Rows):
         self.dtype, self.device = network.dtype, network.device
         few = examples.read(0, min(3, len(examples)))
         self._layers = LayerRows(network, function, *few)
+        self._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
         block = HeldBlock(
             tuple(self._layers.pieces(*few)), len(few[1]) * granule, self.n_columns, granule, network.theta
         )
@@ -232,15 +234,27 @@ class JacobianRows(Rows):
     def _bytes_an_example(self) -> int:
         return max(1, sum(piece.n_bytes() for piece in self._example_pieces))
 
+    def _pieces(self, start: int, stop: int) -> list[Piece]:
+        """Form the rows of some examples, compared with plain differentiation the first time."""
+        x, y = self.examples.read(start, stop)
+        if self._compared[start:stop].all():
+            return self._layers.pieces(x, y)
+        pieces = self._layers.checked(x, y)[1]
+        self._compared[start:stop] = True
+        return pieces
+
     def _form(
         self, first: int, last: int, room: int, *, half: bool = False, place: torch.device | None = None
     ) -> tuple[Piece, ...]:
         """Form the rows of a range of examples, as many at a time as there is room, into tensors of the final size."""
         whole: list[Piece] = []
+        route = self._layers.route
         most = max(1, room // self._layers.example_bytes)
         even = -(-(last - first) // -(-(last - first) // most))  # a small rest would cost as much as a whole chunk
         for start, stop in self.examples.ranges(even, first, last):
-            part = self._layers.pieces(*self.examples.read(start, stop))
+            part = self._pieces(start, stop)
+            if whole and self._layers.route != route:  # what is there was formed by another
+                return self._form(first, last, room, half=half, place=place)
             check_rows(self.examples, start, stop, [tensor for piece in part for tensor in piece.tensors()])
             if half:
                 part = [piece.halved() for piece in part]
@@ -291,6 +305,7 @@ def _open(
     few = examples.read(0, min(8, len(examples)))[0]
     check_outputs(examples, 0, network.outputs(few))
     network.check_examples(few)
+    check_derivatives(network, few)
     chosen = resolve(likelihood)
     outputs, targets, n_counted = [], [], 0
     for start, stop in examples.ranges(_OPENED.get(network.device.type, 64)):

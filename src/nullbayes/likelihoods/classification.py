@@ -58,7 +58,8 @@ class Classification(Likelihood):
                 msg = _NO_PROBABILITIES.format(tuple(targets.shape), classes)
                 raise LikelihoodError(msg)
             return
-        labels = targets[targets != self.ignore_index]
+        labels = targets.long()  # a narrow integer would wrap around where it is compared
+        labels = labels[labels != self.ignore_index]
         if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
             msg = (
                 f"Class labels run from {int(labels.min())} to {int(labels.max())}, but the network has {classes} "
@@ -103,7 +104,7 @@ class Classification(Likelihood):
         if targets.is_floating_point():
             return None
         dim = self._dimension(outputs, targets)
-        labels = targets.reshape(outputs.movedim(dim, -1).shape[:-1])
+        labels = targets.long().reshape(outputs.movedim(dim, -1).shape[:-1])
         return (labels != self.ignore_index).unsqueeze(dim).expand(outputs.shape)
 
     def settings(self) -> dict[str, float | int | None]:
@@ -118,9 +119,10 @@ class Classification(Likelihood):
         """Return the share of right classes, among the positions that count."""
         dim = self._dimension(probs, targets)
         found = probs.argmax(dim)
-        labels = targets.argmax(dim) if targets.is_floating_point() else targets.reshape(found.shape)
-        counted = labels != self.ignore_index
-        return float((found == labels)[counted].double().mean())
+        if targets.is_floating_point():
+            return float((found == targets.argmax(dim)).double().mean())
+        labels = targets.long().reshape(found.shape)
+        return float((found == labels)[labels != self.ignore_index].double().mean())
 
     def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
         """Return the likelihood with the dimension of the classes, counted from the end."""

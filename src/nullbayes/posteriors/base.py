@@ -19,7 +19,7 @@ from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.modules import unwrapped
-from nullbayes.jacobian.network import Network, OutputFn, Selection
+from nullbayes.jacobian.network import Network, OutputFn, Selection, the_output
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.report import FitCheck
@@ -269,6 +269,7 @@ class SamplePosterior:
             "prior_precision": self.prior_precision,
             "kernel_dimension": self._kernel_dimension,
             "likelihood": {"name": self._likelihood.name, **self._likelihood.settings()},
+            "output_fn": self._network.output_fn is not the_output,
             **self._header(),
         }
         io.save(path, {"directions": self.directions, **self._tensors()}, header)
@@ -301,8 +302,16 @@ class SamplePosterior:
         if missing is not None:
             msg = f"The file belongs to a model of another structure: it has {missing!r}, which this model has not."
             raise FileError(msg)
+        if header["output_fn"] is not (output_fn is not None):
+            other = "without" if output_fn is not None else "with"
+            msg = f"The posterior was fitted {other} an output_fn of your own: load it as it was fitted."
+            raise FileError(msg)
+        stored = dict(header["likelihood"])
+        if isinstance(likelihood, Likelihood) and likelihood.name != stored["name"]:
+            given = likelihood.name
+            msg = f"The posterior was fitted with a {stored['name']} likelihood, not with {given}: leave it out."
+            raise FileError(msg)
         if likelihood is None:
-            stored = dict(header["likelihood"])
             if stored["name"] == "custom":
                 msg = (
                     "The posterior was fitted with a loss of your own, which a file cannot hold: "

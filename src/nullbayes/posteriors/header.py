@@ -74,12 +74,14 @@ _REPORT: Mapping[str, Test] = {
     "tolerance": _not_negative, "sweeps": _count, "residual": _list_of(_not_negative), "converged": _flag,
     "traces": _list_of(_number), "rank": _or_none(_count), "output_std": _not_negative, "seed": _count,
     "train_std": _not_negative, "peak_memory": _or_none(_count),
+    "data": _text,
     "notes": lambda value: isinstance(value, list) and len(value) <= 64 and all(map(_text, value)),
     "seconds": lambda value: _fields(value) and all(map(_not_negative, value.values())),
 }  # fmt: skip
 _COMMON: Mapping[str, Test] = {
     "format_version": _count, "kind": _text, "parameters": _list_of(_parameter), "fingerprint": _text,
     "prior_precision": _positive, "kernel_dimension": _not_negative, "likelihood": _fields, "report": _fields,
+    "output_fn": _flag,
 }  # fmt: skip
 _BASELINE_REPORT: Mapping[str, Test] = {
     name: _REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")

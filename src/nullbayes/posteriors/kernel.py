@@ -100,7 +100,7 @@ class KernelPosterior(SamplePosterior):
         progress : bool
             Show a bar, on a terminal.
         """
-        if n_samples < 2:
+        if not isinstance(n_samples, int) or n_samples < 2:
             msg = f"n_samples must be at least 2 to speak of a variance, not {n_samples}."
             raise SettingsError(msg)
         self._base, self._likelihood = base, self._asked
@@ -152,6 +152,10 @@ class KernelPosterior(SamplePosterior):
                 f"The posterior was fitted to {old['n_rows']} rows, these data have {new['n_rows']}: pass those again."
             )
             raise DataError(msg)
+        if new["data"] != old["data"]:
+            self.release()
+            msg = "These are other data than the posterior was fitted to: pass those again, in the same order."
+            raise DataError(msg)
         self._report = old
         return self
 
@@ -189,7 +193,7 @@ class KernelPosterior(SamplePosterior):
             "projector": type(method).__name__, "reason": setup.reason, "route": rows.route,
             "n_data": len(rows.examples), "n_rows": rows.n_rows, "tolerance": method.rtol, "sweeps": 0, "residual": (),
             "converged": True, "traces": (), "rank": None, "output_std": self._output_std(),
-            "notes": setup.notes,
+            "notes": setup.notes, "data": rows.examples.fingerprint(),
         }  # fmt: skip
 
     @full_precision()
