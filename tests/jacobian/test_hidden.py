@@ -343,3 +343,28 @@ def test_narrow_labels_do_not_wrap_around(dtype: torch.dtype) -> None:
     rows = [nb.OutputJacobian(model, [(X, y)]) for y in (labels, labels.to(dtype))]
     assert rows[0].n_counted == rows[1].n_counted == 9 * 160
     assert [r.likelihood.ignore_index for r in rows] == [-100, -100]
+
+
+def test_products_need_forward_mode() -> None:
+    model = two(lambda self, x: self.h(self.words((x > 0).long())), words=nn.EmbeddingBag(2, 30))
+    with pytest.raises(ModelError, match=r"needs forward mode, which this network has not"):
+        nb.OutputJacobian(model, [(X, Y)], "regression", storage="products")
+
+
+def test_integer_parameters_cannot_vary() -> None:
+    model = two(lambda self, x: self.h(torch.tanh(self.a(x))))
+    model.count = nn.Parameter(torch.ones(2, dtype=torch.long), requires_grad=False)
+    with pytest.raises(ModelError, match="Only floating-point parameters can vary"):
+        nb.ProjectedPosterior(model, parameters="count")
+    assert fit(model).report.n_parameters == 4 * 30 + 30 + 60 + 2
+
+
+@pytest.mark.parametrize("name", ["forward", "training", "a.", "", "w.b"])
+def test_names_that_a_module_cannot_have_are_refused(name: str) -> None:
+    with pytest.raises(ModelError, match="choose others"):
+        nb.as_module(lambda p, x: x, {"w": torch.ones(2), name: torch.ones(2)})
+
+
+def test_a_number_of_samples_is_an_integer() -> None:
+    with pytest.raises(nb.errors.SettingsError, match="at least 2"):
+        nb.ProjectedPosterior(nn.Linear(4, 2).double(), "regression").fit([(X, Y)], 3.0)  # type: ignore[arg-type]

@@ -35,7 +35,8 @@ def compare_modes(
             raise
         network.forward_mode = False
         if needed:
-            msg = f'storage="products" needs forward mode, which this network has not ({error}): use "form".'
+            why = str(error).partition("\n")[0]
+            msg = f'storage="products" needs forward mode, which this network has not ({why}): use "form".'
             raise ModelError(msg) from error
         return
     back, eps = block.mv(vector), torch.finfo(theta.dtype).eps
