@@ -274,8 +274,8 @@ def test_the_plain_way_counts_its_rows_thrice_and_what_it_saves(case: Model) -> 
 def test_rows_are_formed_in_chunks_of_even_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
     rows, sizes = nb.OutputJacobian(model, [(x, y)]), []
-    form = layers.LayerRows.pieces
-    monkeypatch.setattr(layers.LayerRows, "pieces", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
+    form = layers.LayerRows.form
+    monkeypatch.setattr(layers.LayerRows, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
     rows.working_bytes = 6 * rows._layers.example_bytes  # six would fit, and leave one
     rows.keep()
     assert sizes == [4, 3]
@@ -289,8 +289,8 @@ def test_chunks_are_counted_as_they_are_formed(
     rows, sizes = nb.OutputJacobian(model, [(x, y)]), []
     working = rows.working_bytes = 6 * rows._layers.example_bytes
     assert rows.forming_chunks(storage, working) == n_chunks
-    form = layers.LayerRows.pieces
-    monkeypatch.setattr(layers.LayerRows, "pieces", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
+    form = layers.LayerRows.form
+    monkeypatch.setattr(layers.LayerRows, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
     rows._form(0, 7, working // share)
     assert len(sizes) == n_chunks
 

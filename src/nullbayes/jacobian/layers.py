@@ -65,6 +65,7 @@ class LayerRows:
         self.network, self.function = network, function
         self.working_bytes = _WORKING_BYTES.get(network.device.type, 2**28)
         self._vmap = self._batched = self._shared = True  # until it is seen to fail
+        self._turns = 0
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
         try:
             seen = self._capture(find_layers(network), few, y)
@@ -106,30 +107,40 @@ class LayerRows:
         return self.form(x, y)[1] if self.layers else self._rest_pieces(x, y)
 
     @full_precision()
-    def checked(self, x: Any, y: Tensor, tolerance: float = _CHUNK_TOLERANCE) -> tuple[Tensor, list[Piece]]:
+    def checked(
+        self, x: Any, y: Tensor, tolerance: float = _CHUNK_TOLERANCE, *, few: int | None = None
+    ) -> tuple[Tensor, list[Piece]]:
         """Return the values (n, O) of the function on some examples, and their rows, compared with autograd.
 
-        A random combination of the rows is compared, which takes one more backward pass. Where they differ, the next
-        plainer route is taken, from then on.
+        A random combination of the rows is compared, of all examples (and some are looked at alone) or of a ``few``
+        that take turns. Where they differ, the next plainer route is taken, from then on.
         """
+        size = min(len(y), few or len(y))
+        start = 7919 * self._turns % (len(y) - size + 1)
+        self._turns += 1
+        chosen, chosen_y = take_examples(x, start, start + size), y[start : start + size]
         with _recording():
             theta = self.network.theta.clone().requires_grad_()
-            values = self.function(theta, *map_leaves(_ordinary, (x, y)))  # (n, O)
-            if not values.requires_grad:
+            plain = self.function(theta, *map_leaves(_ordinary, (chosen, chosen_y)))  # (size, O)
+            if not plain.requires_grad:
                 msg = "What rows are to be formed of does not depend on the parameters: look at the loss."
                 raise ModelError(msg)
             generator = torch.Generator(device="cpu").manual_seed(0)
-            weights = torch.randn(values.shape, generator=generator, device="cpu").to(values)
-            wanted = _gradients((values * weights).sum(), [theta])[0]
-        self._check_alone(values.detach(), x, y)
+            weights = torch.randn(plain.shape, generator=generator, device="cpu").to(plain)
+            wanted = _gradients((plain * weights).sum(), [theta])[0]
+        if few is None:
+            self._check_alone(plain.detach(), x, y)
+        width = plain.shape[1]
         while True:
             with contextlib.suppress(LayersDiffer):
-                made = self.pieces(x, y)
-                block = HeldBlock(tuple(made), values.numel(), len(theta), values.shape[1], wanted)
-                error = float((block.rmv(weights.flatten()[None])[0] - wanted).norm())
+                values, made = self.form(x, y)
+                part = tuple(piece.take(slice(start * width, (start + size) * width)) for piece in made)
+                block = HeldBlock(part, size * width, len(theta), width, wanted)
+                errors = block.rmv(weights.flatten()[None])[0] - wanted, values[start : start + size] - plain.detach()
                 allowed = tolerance if self.layers or self._vmap else max(tolerance, _CHUNK_TOLERANCE)
-                if not error > allowed * float(wanted.norm()):  # NaN is for others to find
-                    return values.detach(), made
+                # NaN is for others to find
+                if not any(e.norm() > allowed * w.norm() for e, w in zip(errors, (wanted, plain), strict=True)):
+                    return values, made
             self._take_plainer()
 
     def _check_alone(self, values: Tensor, x: Any, y: Tensor) -> None:

@@ -21,6 +21,7 @@ from nullbayes.linalg.held import HeldBlock
 from nullbayes.memory import is_out_of_memory
 from nullbayes.types import RowFunction
 
+_COMPARED = 8  # inputs of each prediction whose rows are compared with plain differentiation
 _forward_mode = threading.Lock()  # torch has one for the whole process: who leaves it first ends it for all
 
 
@@ -116,7 +117,7 @@ def _layer_rows(network: Network, x: Any) -> LayerRows:
 
 def _block(network: Network, rows: LayerRows, x: Any) -> tuple[Tensor, HeldBlock]:
     """Return the outputs (n, O) for some inputs, and their rows."""
-    values, pieces = rows.checked(x, _no_targets(x))
+    values, pieces = rows.checked(x, _no_targets(x), few=_COMPARED)
     return values, HeldBlock(tuple(pieces), values.numel(), network.n_parameters, rows.width, network.theta)
 
 

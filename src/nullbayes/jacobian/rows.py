@@ -269,6 +269,10 @@ class JacobianRows(Rows):
         """Return how many examples to take through products with so many vectors in one go."""
         return product_examples(self.device, n_vectors, self.working_bytes // self._pushed_bytes)
 
+    def examples_within(self, n_vectors: int) -> int:
+        """Return how many examples times so many vectors the working bytes hold."""
+        return max(1, self.working_bytes // self._pushed_bytes // n_vectors)
+
     def _chunks(self, n_vectors: int, first: int, last: int) -> Iterable[tuple[int, int]]:
         return self.examples.ranges(self.product_examples(n_vectors), first, last)
 

@@ -261,7 +261,7 @@ class KernelPosterior(SamplePosterior):
             return float((self._rows.norms(directions).square().mean() / self._jacobian.n_counted).sqrt())
         examples = self._jacobian.examples
         step = max(1, len(examples) // _MEASURED_EXAMPLES) * 32
-        at_once = min(32, self._jacobian.product_examples(len(directions)))
+        at_once = min(32, self._jacobian.examples_within(len(directions)))
         total, n_counted = 0.0, 0
         for start in range(0, len(examples), step):
             for a, b in examples.ranges(at_once, start, min(start + 32, len(examples))):
