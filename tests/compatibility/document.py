@@ -20,8 +20,8 @@ taken one by one in float64 and checked by differences.
 
 **Rows** of the Jacobian on the training data come *by layers* (one backward pass an output gives the rows of all
 examples), by *vmap(jacrev)* where a parameter belongs to no layer that has a rule, or *example by example* where `vmap`
-does not know an operation or has it wrong. Which one is found out when a posterior is fitted: rows of the first
-examples are compared with plain differentiation. **Predictions** take *forward mode* or, where torch has none for an
+does not know an operation or has it wrong. Which one is found out when a posterior is fitted: rows are compared with
+plain differentiation, all of them once. **Predictions** take *forward mode* or, where torch has none for an
 operation or has it wrong, *rows* as well; with fewer outputs than samples rows are the faster way in any case. The
 report of a fit says which routes were taken. Switches of torch that stand in the way (fused attention, oneDNN's and
 cuDNN's recurrent layers, reduced precision) are set for as long as a computation needs it, then put back.

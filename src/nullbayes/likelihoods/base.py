@@ -28,13 +28,11 @@ class Likelihood(ABC):
         """Return minus the log-likelihood of each example (up to a constant for a Gaussian), summed over positions."""
 
     @abstractmethod
-    def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:  # (n, O) -> (n, O, O)
-        r"""Return :math:`L` with :math:`L^\top L` the Hessian of the loss in the outputs."""
-
     def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:  # (n, ...) -> (n, ...)
-        r"""Multiply values, which have the shape of the outputs, by :math:`L` at the outputs."""
-        root = self.hessian_root(outputs.flatten(1), targets)
-        return (root @ values.flatten(1)[..., None])[..., 0].view(values.shape)
+        r"""Multiply values, which have the shape of the outputs, by a root of the loss's Hessian in the outputs.
+
+        That is by :math:`L`, with :math:`L^\top L` the Hessian of the loss of each example.
+        """
 
     def counted(self, outputs: Tensor, targets: Tensor) -> Tensor | None:  # (n, ...) -> bool (n, ...)
         """Return which outputs the targets speak of; None for all of them."""

@@ -85,16 +85,11 @@ class Classification(Likelihood):
         losses = softplus(margins.logsumexp(-1)).masked_fill(ignored[..., 0], 0.0)
         return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
 
-    def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        r"""Return :math:`(I - s s^\top)\operatorname{diag}(s)`, with :math:`s = \sqrt p`.
+    def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
+        r"""Multiply by :math:`(I - s s^\top)\operatorname{diag}(s)`, with :math:`s = \sqrt p`, position by position.
 
         Its square is diag(p) − p p⊤.
         """
-        s = outputs.softmax(-1).sqrt()
-        return (torch.eye(s.shape[-1], dtype=s.dtype, device=s.device) - s[:, :, None] * s[:, None, :]) * s[:, None, :]
-
-    def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Multiply position by position."""
         dim = self._dimension(outputs, targets)
         s, moved = outputs.movedim(dim, -1).softmax(-1).sqrt(), values.movedim(dim, -1)
         return (s * moved - s * (s * s * moved).sum(-1, keepdim=True)).movedim(-1, dim)

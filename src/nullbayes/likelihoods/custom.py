@@ -37,7 +37,7 @@ class CustomLoss(Likelihood):
         """Return the loss of each example."""
         return self.function(outputs, targets)
 
-    def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
         """Refuse: the curvature of a loss of one's own is not known here."""
         msg = "hessian=True needs a built-in likelihood; with a loss of your own use LossJacobian, or hessian=False."
         raise LikelihoodError(msg)

@@ -40,13 +40,8 @@ class Bernoulli(Likelihood):
         signs = 1.0 - 2.0 * targets.reshape(outputs.shape).to(outputs.dtype)
         return softplus(signs * outputs).flatten(1).sum(1)
 
-    def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the diagonal of sqrt(p (1 − p))."""
-        p = outputs.sigmoid()
-        return torch.diag_embed((p * (1 - p)).sqrt())
-
     def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Multiply entry by entry."""
+        """Multiply by sqrt(p (1 − p))."""
         p = outputs.sigmoid()
         return values * (p * (1 - p)).sqrt()
 
@@ -102,11 +97,6 @@ class Regression(Likelihood):
         """Return half the squared residual over the variance, summed over the outputs."""
         residual = (outputs - targets.reshape(outputs.shape).to(outputs.dtype)) / (self.sigma_noise or 1.0)
         return 0.5 * residual.square().flatten(1).sum(1)
-
-    def hessian_root(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the identity over the standard deviation."""
-        eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
-        return (eye / (self.sigma_noise or 1.0)).expand(len(outputs), -1, -1)
 
     def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
         """Divide by the standard deviation."""
