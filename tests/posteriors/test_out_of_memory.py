@@ -194,7 +194,7 @@ def starved_gpu() -> None:
     planned = nb.plan(model, data, 8, "20GB", tolerance=0.1).peak_bytes
     torch.cuda.empty_cache()
     whole = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.6 * planned) / whole)
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.4 * planned) / whole)
     print(json.dumps(fit(model, data, "auto", memory_limit="20GB").report.to_dict()))
     try:
         fit(model, data, ExactDual(), memory_limit="20GB")  # 20,000 rows: 3 GiB for their Gram matrix alone
