@@ -21,7 +21,7 @@ from nullbayes.baselines.base import Work
 from nullbayes.baselines.members import Members
 from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.network import _arguments
+from nullbayes.jacobian.network import arguments
 from nullbayes.posteriors import noise
 
 _BATCH = 128  # examples that batch statistics are taken of
@@ -163,6 +163,6 @@ def _pass_over(module: nn.Module, examples: Examples) -> None:
     """Let a network see all examples, in even batches; layers that are in training mode learn from them."""
     n = len(examples)
     for start, stop in examples.ranges(-(-n // -(-n // _BATCH))):
-        args, kwargs = _arguments(examples.read(start, stop)[0])
+        args, kwargs = arguments(examples.read(start, stop)[0])
         with torch.no_grad():
             module(*args, **kwargs)

@@ -100,7 +100,7 @@ class Network:
 
     def __call__(self, flat: Tensor, x: Any) -> Tensor:  # (P,) -> (n, ...)
         """Evaluate the network at the given parameters; outputs are (n, O), or what else the model puts out."""
-        args, kwargs = _arguments(map_leaves(_widened if self.widened else torch.clone, x))  # who writes into it, may
+        args, kwargs = arguments(map_leaves(_widened if self.widened else torch.clone, x))  # who writes into it, may
         with self.lock, recurrent_kernels() if self._recurrent else contextlib.nullcontext():
             returned = functional_call(self.module, self.unflatten(flat), args, kwargs)
         outputs = self.output_fn(returned)
@@ -205,7 +205,8 @@ def _widened(leaf: Tensor) -> Tensor:
     return leaf.float() if leaf.dtype in HALF else leaf.clone()
 
 
-def _arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return how a model takes an input: a tuple as several arguments, a mapping by name."""
     if isinstance(x, Mapping):
         return (), dict(x)
     return (tuple(x), {}) if isinstance(x, tuple) else ((x,), {})
