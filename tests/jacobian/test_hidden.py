@@ -277,8 +277,9 @@ def test_what_a_model_keeps_of_its_last_call_does_not_hinder_a_copy(norm: bool) 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_old_parametrizations_of_convolutions_have_rows() -> None:
     model = nn.Sequential(nn.utils.weight_norm(nn.Conv1d(4, 2, 1)), nn.Flatten()).double()
-    rows = nb.OutputJacobian(model, [(X[..., None], Y)], "regression")
-    torch.testing.assert_close(rows.dense(), slow_rows(model, X[..., None]))
+    x, y = (randn(5, *shape, generator=torch.Generator().manual_seed(1), dtype=D) for shape in ((4, 3), (6,)))
+    rows = nb.OutputJacobian(model, [(x, y)], "regression")
+    torch.testing.assert_close(rows.dense(), slow_rows(model, x))
 
 
 def test_inputs_may_be_worked_on_in_place_and_stay_as_they_were() -> None:
@@ -368,3 +369,9 @@ def test_names_that_a_module_cannot_have_are_refused(name: str) -> None:
 def test_a_number_of_samples_is_an_integer() -> None:
     with pytest.raises(nb.errors.SettingsError, match="at least 2"):
         nb.ProjectedPosterior(nn.Linear(4, 2).double(), "regression").fit([(X, Y)], 3.0)  # type: ignore[arg-type]
+
+
+def test_a_narrow_label_is_not_one_to_be_ignored() -> None:
+    likelihood = nb.likelihoods.Classification(ignore_index=-1)
+    with pytest.raises(nb.errors.LikelihoodError, match="from 0 to 255"):
+        likelihood.check(torch.zeros(2, 160, dtype=D), torch.tensor([0, 255], dtype=torch.uint8))
