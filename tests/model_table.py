@@ -38,6 +38,7 @@ CASES = (
     Case("buffers", "Layers", zoo.Standardized, numbers(4)),
     Case("tied weights", "Layers", zoo.tied, words(7, 4), VMAP, targets=labels(7)),
     Case("frozen layers", "Layers", zoo.frozen, numbers(4)),
+    Case("mixture of experts", "Layers", zoo.Experts, numbers(4), SINGLY),
     Case("LoRA-like adapters", "Layers", zoo.lora, numbers(4), VMAP),
     Case("scaled_dot_product_attention", "Sequences", zoo.attention, numbers(4, 3)),
     Case("MultiheadAttention", "Sequences", zoo.multihead, numbers(4, 3), VMAP),
@@ -182,6 +183,7 @@ CASES = (
         numbers(4),
         wrap=lambda model: torch.compile(model, backend="eager"),
     ),
+    Case("torch.compile of a part", "Precision and wrappers", zoo.partly_compiled, numbers(4)),
     Case("DataParallel", "Precision and wrappers", zoo.mlp, numbers(4), wrap=nn.DataParallel),
     Case("plain function with a dict of parameters", "Precision and wrappers", zoo.as_function, numbers(4), VMAP),
 )

@@ -190,6 +190,23 @@ def unet() -> nn.Module:
     )
 
 
+class Experts(nn.Module):
+    """Each example goes to the expert that a gate chooses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.experts = nn.Linear(4, 3), nn.ModuleList(nn.Linear(4, 3) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = self.gate(x).softmax(-1)
+        chosen, outputs = weights.argmax(-1), x.new_zeros(len(x), 3)
+        for i, expert in enumerate(self.experts):
+            mine = chosen == i
+            if mine.any():
+                outputs[mine] = expert(x[mine]) * weights[mine, i : i + 1]
+        return outputs
+
+
 def attention() -> nn.Module:
     def forward(self: Any, x: Tensor) -> Tensor:
         q, k, v = self.qkv(x).unflatten(-1, (3, 2, 2)).movedim(2, 0).transpose(2, 3)
@@ -325,6 +342,10 @@ def tagger() -> nn.Module:
 def decoder() -> nn.Module:
     """Of a variational autoencoder for images of 28 times 28."""
     return nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 784))
+
+
+def partly_compiled() -> nn.Module:
+    return nn.Sequential(torch.compile(nn.Linear(4, 6), backend="eager"), nn.Tanh(), nn.Linear(6, 3))
 
 
 def as_function() -> nn.Module:

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 import drawing
 import nullbayes as nb
+import zoo
 from models import ATTENTION, BATCHNORM, CLASSIFICATION, MLP, MODELS, Attention, Model, Slow, jacobian
 from nullbayes.errors import ModelError
 from nullbayes.jacobian import layers
-from nullbayes.jacobian.kernels import differentiable_kernels
+from nullbayes.jacobian.kernels import differentiable_kernels, eager_parts, recurrent_kernels
 from nullbayes.jacobian.layer_rules import RULES
 from nullbayes.jacobian.network import Network
 from nullbayes.linalg.pieces import OuterPiece
@@ -248,6 +249,25 @@ def test_a_network_can_be_copied_and_pickled() -> None:
     for twin in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
         assert twin.lock is not network.lock
         torch.testing.assert_close(twin.outputs(x), network.outputs(x))
+
+
+def test_a_network_with_switches_can_be_copied() -> None:
+    network, x = Network(zoo.recurrent(nn.GRU)()), randn(3, 5, 3).float()
+    torch.testing.assert_close(copy.deepcopy(network).outputs(x), network.outputs(x))
+
+
+def test_switches_are_put_back_by_the_last_who_needs_them() -> None:
+    assert torch.backends.mkldnn.enabled
+    with recurrent_kernels():
+        with recurrent_kernels():
+            assert not torch.backends.mkldnn.enabled
+            assert not torch.backends.cudnn.enabled
+        assert not torch.backends.mkldnn.enabled
+    assert torch.backends.mkldnn.enabled
+    assert torch.backends.cudnn.enabled
+    for switches in (recurrent_kernels, eager_parts):
+        assert copy.deepcopy(switches) is switches
+        assert pickle.loads(pickle.dumps(switches)) is switches
 
 
 def test_all_outputs_in_one_backward_pass() -> None:

@@ -20,13 +20,18 @@ class Switches:
 
     Parameters
     ----------
+    name : str
+        Under which this module has them: there is one of each, which copies share.
     switch : callable (stack)
         Sets them, and tells the stack how to put them back.
     """
 
-    def __init__(self, switch: Callable[[ExitStack], None]) -> None:
-        self._switch, self._lock = switch, threading.Lock()
+    def __init__(self, name: str, switch: Callable[[ExitStack], None]) -> None:
+        self._name, self._switch, self._lock = name, switch, threading.Lock()
         self._users, self._stack = 0, ExitStack()
+
+    def __reduce__(self) -> str:
+        return self._name
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
@@ -59,9 +64,16 @@ def _plain_recurrence(stack: ExitStack) -> None:
         backend.enabled = False
 
 
-_attention = Switches(_plain_attention)
-recurrent_kernels = Switches(_plain_recurrence)
+def _uncompiled(stack: ExitStack) -> None:
+    stack.enter_context(torch.compiler.set_stance("force_eager"))
+
+
+_attention = Switches("_attention", _plain_attention)
+recurrent_kernels = Switches("recurrent_kernels", _plain_recurrence)
 """Hold torch's own LSTM and GRU: oneDNN's have no forward mode, cuDNN's no derivative in evaluation mode."""
+
+eager_parts = Switches("eager_parts", _uncompiled)
+"""Let parts of a network that were compiled run as they are written: what is compiled hides its layers."""
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from torch.func import functional_call
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import leaves, map_leaves, n_examples, take_examples
 from nullbayes.jacobian.fingerprint import fingerprint
-from nullbayes.jacobian.kernels import differentiable_kernels, recurrent_kernels
+from nullbayes.jacobian.kernels import differentiable_kernels, eager_parts, recurrent_kernels
 from nullbayes.jacobian.modules import HALF, evaluation_copy, unwrapped
 
 OutputFn = Callable[[Any], Tensor]
@@ -51,7 +51,11 @@ class Network:
         self.model = model = unwrapped(model)
         self.module = evaluation_copy(model)
         self.output_fn = output_fn or the_output
-        self._recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        switches = {
+            recurrent_kernels: any(isinstance(module, nn.RNNBase) for module in model.modules()),
+            eager_parts: any(hasattr(module, "_orig_mod") for module in model.modules()),
+        }
+        self._switches = tuple(switch for switch, needed in switches.items() if needed)
         chosen = _select(model, parameters)
         self.names = tuple(chosen)
         self.shapes = tuple(tuple(p.shape) for p in chosen.values())
@@ -101,7 +105,9 @@ class Network:
     def __call__(self, flat: Tensor, x: Any) -> Tensor:  # (P,) -> (n, ...)
         """Evaluate the network at the given parameters; outputs are (n, O), or what else the model puts out."""
         args, kwargs = arguments(map_leaves(_widened if self.widened else torch.clone, x))  # who writes into it, may
-        with self.lock, recurrent_kernels() if self._recurrent else contextlib.nullcontext():
+        with self.lock, contextlib.ExitStack() as stack:
+            for switch in self._switches:
+                stack.enter_context(switch())
             returned = functional_call(self.module, self.unflatten(flat), args, kwargs)
         outputs = self.output_fn(returned)
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.ndim == 0:
