@@ -191,10 +191,50 @@ HIDDEN = {
 }
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("make", "fragment"), HIDDEN.values(), ids=HIDDEN)
-def test_what_is_hidden_from_derivatives_is_refused(make: Callable[[], nn.Module], fragment: str) -> None:
+def test_what_is_hidden_from_derivatives_is_refused(
+    make: Callable[[], nn.Module], fragment: str, dtype: torch.dtype
+) -> None:
     with pytest.raises(ModelError, match=fragment):
-        fit(make())
+        fit(make().to(dtype), X.to(dtype), Y.to(dtype))
+
+
+def dead() -> nn.Module:
+    """Units that are zero, where a ReLU has its kink."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2))
+    with torch.no_grad():
+        model[0].weight[:5] = 0
+        model[0].bias[:5] = 0
+    return model
+
+
+def narrow() -> nn.Module:
+    """A normalization that a small step turns over."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 32), nn.LayerNorm(32, eps=1e-12), nn.ReLU(), nn.Linear(32, 2))
+    with torch.no_grad():
+        model[0].weight *= 1e-5
+        model[0].bias *= 1e-5
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("make", [dead, narrow])
+def test_kinks_and_steep_networks_are_not_taken_for_hidden(make: Callable[[], nn.Module], dtype: torch.dtype) -> None:
+    assert fit(make().to(dtype), X.to(dtype), Y.to(dtype)).report.converged
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+@pytest.mark.parametrize("left", [1e-6, 1e-7])
+def test_losses_near_zero_are_not_taken_for_coupled(left: float) -> None:
+    model = two(lambda self, x: self.h(self.a(x).relu())).float()
+    x = X.float()
+    y = model(x).detach() + left * Y.float()
+    posterior = nb.LossProjectedPosterior(model, "regression", prior_precision=1.0)
+    posterior.fit([(x[:4], y[:4]), (x[4:], y[4:])], 4, progress=False)
+    assert posterior.report.n_rows == 9
 
 
 def test_a_loss_that_couples_examples_is_refused() -> None:

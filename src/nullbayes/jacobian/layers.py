@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,8 +138,14 @@ class LayerRows:
                 block = HeldBlock(part, size * width, len(theta), width, wanted)
                 errors = block.rmv(weights.flatten()[None])[0] - wanted, values[start : start + size] - plain.detach()
                 allowed = tolerance if self.layers or self._vmap else max(tolerance, _CHUNK_TOLERANCE)
-                # NaN is for others to find
-                if not any(e.norm() > allowed * w.norm() for e, w in zip(errors, (wanted, plain), strict=True)):
+                sizes = [allowed * float(size.norm()) for size in (wanted, plain.detach())]
+                if not _exceed(errors, sizes):
+                    return values, made
+                with _recording():  # near zero a loss is rounding alone: as much as rounded parameters change it
+                    other = self._rounded().requires_grad_()
+                    again = self.function(other, *map_leaves(_ordinary, (chosen, chosen_y)))
+                    shift = _gradients((again * weights).sum(), [other])[0] - wanted, again.detach() - plain.detach()
+                if not _exceed(errors, [30 * float(d.norm()) + size for d, size in zip(shift, sizes, strict=True)]):
                     return values, made
             self._take_plainer()
 
@@ -149,8 +155,18 @@ class LayerRows:
         for i in {0, len(y) // 2, len(y) - 1} if len(y) > 1 else ():
             with torch.no_grad():
                 alone = self.function(self.network.theta, take_examples(x, i, i + 1), y[i : i + 1])[0]
-            if float((alone - values[i]).abs().max()) > 1e3 * torch.finfo(values.dtype).eps ** 0.75 * scale:
-                raise ModelError(_COUPLED)
+            apart = float((alone - values[i]).abs().max())
+            if apart > 1e3 * torch.finfo(values.dtype).eps ** 0.75 * scale:
+                with torch.no_grad():
+                    shift = self.function(self._rounded(), x, y) - values
+                if apart > 100 * float(shift.abs().max()):
+                    raise ModelError(_COUPLED)
+
+    def _rounded(self) -> Tensor:
+        """Return the parameters, each changed as much as rounding may."""
+        theta, generator = self.network.theta, torch.Generator(device="cpu").manual_seed(1)
+        signs = torch.randn(len(theta), generator=generator, device="cpu").sign().to(theta)
+        return theta * (1 + 4 * torch.finfo(theta.dtype).eps * signs)
 
     def _take_plainer(self) -> None:
         """Take the next route: by layers, by vmap, example by example."""
@@ -335,6 +351,11 @@ class LayersDiffer(ModelError):
             f"Layer {name!r} is called once for some examples and not so for others: pass inputs of one kind, or leave "
             "its parameters out with parameters=..."
         )
+
+
+def _exceed(errors: Iterable[Tensor], sizes: Iterable[float]) -> bool:
+    """Whether one of some errors is larger than it may be; NaN is for others to find."""
+    return any(float(error.norm()) > size for error, size in zip(errors, sizes, strict=True))
 
 
 @contextlib.contextmanager
