@@ -221,3 +221,14 @@ def test_a_fingerprint_is_that_of_the_data_not_of_their_batches() -> None:
     }
     assert print_of["whole"] == print_of["cut"] == print_of["streamed"]
     assert len(set(print_of.values())) == len(print_of) - 2
+
+
+@pytest.mark.parametrize("width", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
+def test_columns_of_a_table_are_targets_as_good_as_any(dtype: torch.dtype, width: int) -> None:
+    table = (9 * randn(5, 4, generator=torch.Generator().manual_seed(0))).to(dtype)
+    columns = table[:, 1] if width == 1 else table[:, 1 : 1 + width]
+    whole = checksums([columns], 5)
+    assert torch.equal(whole, checksums([columns.contiguous()], 5))
+    for i in range(5):
+        assert torch.equal(checksums([columns[i : i + 1]], 1), whole[i : i + 1])

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import prune
+from torch.nn.utils import parametrizations, prune
 
 import nullbayes as nb
 from drawing import randn
@@ -220,6 +220,23 @@ def narrow() -> nn.Module:
     return model
 
 
+class Single(nn.Sequential):
+    """Works in float32 only, so that differences have few digits."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
+def test_steps_that_turn_a_network_over_are_no_evidence() -> None:
+    for seed in range(4):
+        torch.manual_seed(seed)
+        layers = nn.Linear(4, 32), nn.LayerNorm(32, eps=1e-12), nn.ReLU(), nn.Linear(32, 2)
+        with torch.no_grad():
+            layers[0].weight *= 1e-5
+            layers[0].bias *= 1e-5
+        assert fit(Single(*layers), X.float(), Y.float()).report.converged
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("make", [dead, narrow])
 def test_kinks_and_steep_networks_are_not_taken_for_hidden(make: Callable[[], nn.Module], dtype: torch.dtype) -> None:
@@ -227,14 +244,19 @@ def test_kinks_and_steep_networks_are_not_taken_for_hidden(make: Callable[[], nn
 
 
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
-@pytest.mark.parametrize("left", [1e-6, 1e-7])
-def test_losses_near_zero_are_not_taken_for_coupled(left: float) -> None:
-    model = two(lambda self, x: self.h(self.a(x).relu())).float()
-    x = X.float()
-    y = model(x).detach() + left * Y.float()
+@pytest.mark.parametrize(("dtype", "left"), [(torch.float32, 1e-6), (torch.float32, 1e-7), (D, 1e-15), (D, 0.0)])
+@pytest.mark.parametrize("norm", [lambda layer: layer, parametrizations.weight_norm], ids=["plain", "weight norm"])
+def test_losses_near_zero_are_not_taken_for_coupled(
+    norm: Callable[[nn.Module], nn.Module], dtype: torch.dtype, left: float
+) -> None:
+    torch.manual_seed(0)
+    hidden = norm(nn.Linear(4, 20)), nn.ReLU(), norm(nn.Linear(20, 20)), nn.ReLU()
+    generator = torch.Generator().manual_seed(0)
+    model, x = nn.Sequential(*hidden, nn.Linear(20, 3)).to(dtype), randn(60, 4, generator=generator).to(dtype)
+    y = model(x).detach() + left * randn(60, 3, generator=generator).to(dtype)
     posterior = nb.LossProjectedPosterior(model, "regression", prior_precision=1.0)
-    posterior.fit([(x[:4], y[:4]), (x[4:], y[4:])], 4, progress=False)
-    assert posterior.report.n_rows == 9
+    posterior.fit([(x[:30], y[:30]), (x[30:], y[30:])], 4, progress=False)
+    assert "example by example" not in posterior.report.route
 
 
 def test_a_loss_that_couples_examples_is_refused() -> None:

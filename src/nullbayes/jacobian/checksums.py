@@ -33,11 +33,14 @@ def _words(leaf: Tensor) -> Tensor:  # (n, ...) -> (n, w) int64
     leaf = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
     flat = leaf.resolve_neg().reshape(len(leaf), -1)
     rest = -flat.shape[1] * flat.element_size() % 8
-    if rest:
-        flat = functional.pad(flat.contiguous().view(torch.uint8), (0, rest))
-    elif not flat.is_contiguous() or flat.storage_offset() * flat.element_size() % 8:
+    # a single example counts as contiguous whatever its stride
+    if (
+        not flat.is_contiguous()
+        or flat.stride(1) != 1
+        or (not rest and flat.storage_offset() * flat.element_size() % 8)
+    ):
         flat = flat.clone(memory_format=torch.contiguous_format)
-    return flat.view(torch.int64)
+    return (functional.pad(flat.view(torch.uint8), (0, rest)) if rest else flat).view(torch.int64)
 
 
 def _summed(words: Tensor) -> Tensor:  # (n, w) -> (n,)
