@@ -17,30 +17,8 @@ from torch.nn.utils import parametrizations, prune
 
 import nullbayes as nb
 from drawing import randn
-from nullbayes.errors import DataError, FileError, ModelError
-from zoo import Wired
-
-D = torch.float64
-X, Y = (randn(9, width, generator=torch.Generator().manual_seed(width), dtype=D) for width in (4, 2))
-X[:3, 0] = torch.tensor([-1.0, 0.0, 1.0])  # in order, and none of them beyond 1
-X[3:, 0] = torch.tensor([0.5, -0.5, -2.0, 3.0, 2.0, 4.0])
-
-
-def two(forward: Callable[..., Tensor], **more: nn.Module) -> nn.Module:
-    torch.manual_seed(0)
-    return Wired(forward, a=nn.Linear(4, 30), h=nn.Linear(30, 2), **more).double()
-
-
-def fit(model: nn.Module, x: Any = X, y: Tensor = Y, **options: Any) -> Any:
-    return nb.ProjectedPosterior(model, "regression", prior_precision=1.0, **options).fit([(x, y)], 8, progress=False)
-
-
-def slow_rows(model: nn.Module, x: Tensor) -> Tensor:
-    """One call of autograd for each output of each example; the model may be one that cannot be copied."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    found = [torch.autograd.grad(value, parameters, retain_graph=True) for value in model(x).flatten()]
-    return torch.stack([torch.cat([part.flatten() for part in parts]) for parts in found])
-
+from nullbayes.errors import ModelError
+from two_layers import D, X, Y, fit, slow_rows, two
 
 # --- what only later examples show ------------------------------------------------------------------------------------
 
@@ -305,135 +283,7 @@ def test_weights_that_change_with_the_mode_are_put_back_and_refused() -> None:
     assert (fit(model).predict(X).mean - model(X).detach()).abs().max() < 1e-6
 
 
-# --- what is left alone -----------------------------------------------------------------------------------------------
-
-
-def test_buffers_that_the_forward_pass_writes_are_the_copys() -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.h(torch.tanh(self.a(x)))
-
-    model = two(forward)
-    model.register_buffer("calls", torch.tensor(0))
-    fit(model).predict(X)
-    assert int(model.calls) == 0
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("norm", [False, True])
-def test_what_a_model_keeps_of_its_last_call_does_not_hinder_a_copy(norm: bool) -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        self.last = torch.tanh(self.a(x))
-        return self.h(self.drop(self.last))
-
-    model = two(forward, drop=nn.Dropout(0.5))
-    if norm:
-        model.a = nn.utils.weight_norm(model.a)
-    model.eval()(X)
-    posterior = fit(model)
-    wanted = posterior.predict(X).mean
-    model.train()
-    torch.testing.assert_close(posterior.predict(X).mean, wanted)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_old_parametrizations_of_convolutions_have_rows() -> None:
-    model = nn.Sequential(nn.utils.weight_norm(nn.Conv1d(4, 2, 1)), nn.Flatten()).double()
-    x, y = (randn(5, *shape, generator=torch.Generator().manual_seed(1), dtype=D) for shape in ((4, 3), (6,)))
-    rows = nb.OutputJacobian(model, [(x, y)], "regression")
-    torch.testing.assert_close(rows.dense(), slow_rows(model, x))
-
-
-def test_inputs_may_be_worked_on_in_place_and_stay_as_they_were() -> None:
-    model = two(lambda self, x: self.h(torch.tanh(self.a(x.sub_(0.5)))))
-    x = X.clone()
-    posterior = fit(model, x)
-    posterior.predict(x)
-    assert torch.equal(x, X)
-    torch.testing.assert_close(posterior.predict(x).mean, model(X.clone()).detach(), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_outputs_in_another_precision_are_taken_back(dtype: torch.dtype) -> None:
-    model = two(lambda self, x: self.h(torch.tanh(self.a(x))).to(dtype)).float()
-    posterior = fit(model, X.float(), Y.float())
-    assert posterior.predict(X.float()).samples.dtype == torch.float32
-
-
 def test_padding_is_no_matter_of_the_route() -> None:
     model = two(padded, words=nn.Embedding(2, 30))
     with pytest.raises(ModelError, match="hidden by detach"):  # F.embedding leaves out the derivative of the padding
         fit(model, X + 2)
-
-
-def test_a_wrong_input_does_not_turn_forward_mode_off() -> None:
-    posterior = fit(two(lambda self, x: self.h(torch.tanh(self.a(x)))))
-    assert posterior._network.forward_mode
-    with pytest.raises(RuntimeError):
-        posterior.predict(X[:, :3])
-    assert posterior._network.forward_mode
-
-
-# --- files and data ---------------------------------------------------------------------------------------------------
-
-
-def test_other_data_of_the_same_size_are_not_taken_for_the_first(tmp_path: Any) -> None:
-    model = two(lambda self, x: self.h(torch.tanh(self.a(x))))
-    fit(model).save(tmp_path / "file")
-    loaded = nb.load(tmp_path / "file", model)
-    with pytest.raises(DataError, match="other data than the posterior was fitted to"):
-        loaded.prepare([(X + 1, Y)])
-    loaded.prepare([(X[:4], Y[:4]), (X[4:], Y[4:])]).extend(2)
-
-
-def test_a_posterior_is_loaded_as_it_was_fitted(tmp_path: Any) -> None:
-    model = two(lambda self, x: self.h(torch.tanh(self.a(x))))
-    fit(model, y=Y[:, :1], output_fn=lambda o: o[:, :1]).save(tmp_path / "file")
-    with pytest.raises(FileError, match="fitted with an output_fn of your own"):
-        nb.load(tmp_path / "file", model)
-    nb.load(tmp_path / "file", model, output_fn=lambda o: o[:, :1])
-    fit(model).save(tmp_path / "file")
-    with pytest.raises(FileError, match="fitted without an output_fn"):
-        nb.load(tmp_path / "file", model, output_fn=lambda o: o[:, :1])
-    with pytest.raises(FileError, match="with a regression likelihood, not with classification"):
-        nb.load(tmp_path / "file", model, likelihood="classification")
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
-def test_narrow_labels_do_not_wrap_around(dtype: torch.dtype) -> None:
-    labels = torch.tensor([0, 1, 100, 3, 126, 5, 6, 7, 9 if dtype == torch.int8 else 156])
-    model = nn.Linear(4, 160).double()
-    rows = [nb.OutputJacobian(model, [(X, y)]) for y in (labels, labels.to(dtype))]
-    assert rows[0].n_counted == rows[1].n_counted == 9 * 160
-    assert [r.likelihood.ignore_index for r in rows] == [-100, -100]
-
-
-def test_products_need_forward_mode() -> None:
-    model = two(lambda self, x: self.h(self.words((x > 0).long())), words=nn.EmbeddingBag(2, 30))
-    with pytest.raises(ModelError, match=r"needs forward mode, which this network has not"):
-        nb.OutputJacobian(model, [(X, Y)], "regression", storage="products")
-
-
-def test_integer_parameters_cannot_vary() -> None:
-    model = two(lambda self, x: self.h(torch.tanh(self.a(x))))
-    model.count = nn.Parameter(torch.ones(2, dtype=torch.long), requires_grad=False)
-    with pytest.raises(ModelError, match="Only floating-point parameters can vary"):
-        nb.ProjectedPosterior(model, parameters="count")
-    assert fit(model).report.n_parameters == 4 * 30 + 30 + 60 + 2
-
-
-@pytest.mark.parametrize("name", ["forward", "training", "a.", "", "w.b"])
-def test_names_that_a_module_cannot_have_are_refused(name: str) -> None:
-    with pytest.raises(ModelError, match="choose others"):
-        nb.as_module(lambda p, x: x, {"w": torch.ones(2), name: torch.ones(2)})
-
-
-def test_a_number_of_samples_is_an_integer() -> None:
-    with pytest.raises(nb.errors.SettingsError, match="at least 2"):
-        nb.ProjectedPosterior(nn.Linear(4, 2).double(), "regression").fit([(X, Y)], 3.0)  # type: ignore[arg-type]
-
-
-def test_a_narrow_label_is_not_one_to_be_ignored() -> None:
-    likelihood = nb.likelihoods.Classification(ignore_index=-1)
-    with pytest.raises(nb.errors.LikelihoodError, match="from 0 to 255"):
-        likelihood.check(torch.zeros(2, 160, dtype=D), torch.tensor([0, 255], dtype=torch.uint8))

@@ -203,9 +203,11 @@ class Repeats(nn.Module):
         return x
 
 
-def test_examples_that_call_layers_differently_are_taken_one_by_one() -> None:
+@pytest.mark.parametrize("compared", [False, True])
+def test_examples_that_call_layers_differently_are_taken_one_by_one(compared: bool) -> None:
     model, x = Repeats().double(), (randn(6, 4), torch.tensor([1, 1, 1, 1, 2, 2]))
     rows = nb.OutputJacobian(model, [(x, randint(3, 6))])
+    rows._compared[:] = compared  # before, in chunks of another size
     assert rows.route.startswith("by layers")
     wanted = jacobian(model, tuple(part[4:] for part in x)).flatten(0, 1)
     torch.testing.assert_close(rows.block(16, 24).dense(), wanted)

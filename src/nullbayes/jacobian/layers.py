@@ -182,9 +182,8 @@ class LayerRows:
     def form(self, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]]:
         """Return the values (n, O) of the function on some examples, and their rows."""
         seen = self._capture(self.layers, x, y)
-        missing = next((layer.name for layer in self.layers if layer.name not in seen.layers), None)
-        if missing is not None:
-            raise LayersDiffer(missing)
+        if any(layer.name not in seen.layers for layer in self.layers):
+            raise LayersDiffer
         result: list[Piece] = []
         for layer in self.layers:
             result += layer.pieces(*seen.layers.pop(layer.name))
@@ -343,14 +342,8 @@ class LayerRows:
         return [torch.stack(parts, dim=1) for parts in zip(*passes, strict=True)]
 
 
-class LayersDiffer(ModelError):
-    """A layer that was called once for the first examples was not for others."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(
-            f"Layer {name!r} is called once for some examples and not so for others: pass inputs of one kind, or leave "
-            "its parameters out with parameters=..."
-        )
+class LayersDiffer(Exception):
+    """A layer that was called once for the first examples was not for others: their rows need a plainer route."""
 
 
 def _exceed(errors: Iterable[Tensor], sizes: Iterable[float]) -> bool:

@@ -130,8 +130,8 @@ class Network:
         with torch.no_grad(), differentiable_kernels():  # the same as for derivatives
             return self(self.theta, x)
 
-    def check_examples(self, x: Any) -> Tensor:
-        """Refuse a network whose answer is random or depends on the other examples; return its outputs."""
+    def check_examples(self, x: Any) -> None:
+        """Refuse a network whose answer is random or depends on the other examples."""
         outputs, again = self.outputs(x), self.outputs(x)
         n = n_examples(x)
         if len(outputs) != n:
@@ -156,7 +156,6 @@ class Network:
                     "statistics?). Each row must belong to one example: use running statistics, GroupNorm or LayerNorm."
                 )
                 raise ModelError(msg)
-        return outputs
 
     def check_unchanged(self) -> None:
         """Refuse to go on when the model's parameters are no longer those that the posterior was made for."""
