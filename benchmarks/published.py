@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import jvp, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import nullbayes as nb
 from benchmarks.measure import Clock
@@ -135,11 +137,17 @@ class PublishedSweeps(BlockSweeps):
 
 
 class _Recorded:
-    """One block step on CUDA as a graph: what it reads is copied into the places that it was recorded with."""
+    """One block step on CUDA as a graph: what it reads is copied into the places that it was recorded with.
 
-    def __init__(self, rows: nb.Rows, x: Tensor, y: Tensor, inverse: Tensor, vectors: Tensor) -> None:
+    The products are taken here and not by the library, which looks at data and results on the way, for which a graph
+    has no place.
+    """
+
+    def __init__(
+        self, rows: nb.OutputJacobian | nb.LossJacobian, x: Tensor, y: Tensor, inverse: Tensor, vectors: Tensor
+    ) -> None:
         self.x, self.y, self.inverse, self.vectors = x, y, inverse, vectors
-        self._block = rows.block(0, rows.n_rows)
+        self._rows = rows
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # as the recording wants it: a few steps beforehand, on a stream of their own
@@ -151,7 +159,7 @@ class _Recorded:
             self._compute()
 
     def _compute(self) -> None:
-        self.vectors.sub_(self._block.rmv(self._block.mv(self.vectors) @ self.inverse))
+        self.vectors.sub_(block_step(self._rows, self.x, self.y, self.inverse, self.vectors))
 
     def __call__(self, x: Tensor, y: Tensor, inverse: Tensor) -> None:
         """Take one block step."""
@@ -159,6 +167,26 @@ class _Recorded:
         self.y.copy_(y)
         self.inverse.copy_(inverse)
         self._graph.replay()
+
+
+def block_step(
+    rows: nb.OutputJacobian | nb.LossJacobian, x: Tensor, y: Tensor, inverse: Tensor, vectors: Tensor
+) -> Tensor:  # (S, P) -> (S, P)
+    """Return what a block takes away from each vector: one JVP and one VJP for each, and nothing but these."""
+    theta = rows.network.theta
+
+    def function(flat: Tensor) -> Tensor:  # (P,) -> (n, granule)
+        return rows.function(flat, x, y)
+
+    def forward(vector: Tensor) -> Tensor:
+        tangent: Tensor = jvp(function, (theta,), (vector,))[1]
+        return tangent
+
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        changes = vmap(forward)(vectors).flatten(1) @ inverse
+        backward = vjp(function, theta)[1]
+        taken: Tensor = vmap(lambda weight: backward(weight)[0])(changes.view(len(vectors), len(y), -1))
+        return taken
 
 
 @dataclass(frozen=True)

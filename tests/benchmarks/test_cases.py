@@ -168,6 +168,15 @@ def test_published_algorithm_takes_linearly_dependent_rows() -> None:
     torch.testing.assert_close(sweeps.sweep(noise), exact, rtol=0.0, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [nb.OutputJacobian, nb.LossJacobian])
+def test_step_that_is_recorded_is_that_of_the_dense_block(kind: type[nb.OutputJacobian]) -> None:
+    model, x, y = network()
+    rows = kind(model, [(x[:16], y[:16])], storage="products")
+    noise, dense = torch.randn(3, rows.n_columns).double(), kind(model, [(x[:16], y[:16])]).dense()
+    taken = published.block_step(rows, x[:16], y[:16], torch.linalg.pinv(dense @ dense.mT, hermitian=True), noise)
+    torch.testing.assert_close(noise - taken, noise @ kernel_projector(dense), rtol=0.0, atol=1e-6)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on CUDA")
 @pytest.mark.parametrize("kind", [nb.OutputJacobian, nb.LossJacobian])
 def test_recorded_block_steps_do_the_same(kind: type[nb.OutputJacobian]) -> None:
