@@ -26,9 +26,9 @@ from nullbayes import errors as errors
 from nullbayes import likelihoods as likelihoods
 from nullbayes import metrics as metrics
 from nullbayes import projectors as projectors
+from nullbayes.jacobian.jacobians import LossJacobian as LossJacobian
+from nullbayes.jacobian.jacobians import OutputJacobian as OutputJacobian
 from nullbayes.jacobian.modules import as_module as as_module
-from nullbayes.jacobian.rows import LossJacobian as LossJacobian
-from nullbayes.jacobian.rows import OutputJacobian as OutputJacobian
 from nullbayes.linalg.held import DenseRows as DenseRows
 from nullbayes.linalg.matrix_free import MatrixFreeRows as MatrixFreeRows
 from nullbayes.linalg.rows import Rows as Rows

@@ -16,7 +16,7 @@ import nullbayes as nb
 import zoo
 from models import ATTENTION, BATCHNORM, CLASSIFICATION, MLP, MODELS, Attention, Model, Slow, jacobian
 from nullbayes.errors import ModelError
-from nullbayes.jacobian import layers
+from nullbayes.jacobian import comparison, layers
 from nullbayes.jacobian.kernels import differentiable_kernels, eager_parts, recurrent_kernels
 from nullbayes.jacobian.layer_rules import RULES
 from nullbayes.jacobian.network import Network
@@ -278,7 +278,7 @@ def test_all_outputs_in_one_backward_pass() -> None:
     for layer in model:
         tensors.append(layer(tensors[-1].clone()))
     values, unused = tensors.pop().sum(0), randn(2, 3).requires_grad_()
-    one_by_one = [layers._gradients(value, [*tensors, unused]) for value in values]
+    one_by_one = [comparison.gradients(value, [*tensors, unused]) for value in values]
     at_once = layers._gradients_at_once(values, [*tensors, unused])
     assert not at_once[-1].any()
     torch.testing.assert_close(at_once, [torch.stack(parts) for parts in zip(*one_by_one, strict=True)])

@@ -16,9 +16,9 @@ from nullbayes.baselines.report import BaselineReport
 from nullbayes.errors import FileError, LikelihoodError, NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
 from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.jacobian.products import output_rows
-from nullbayes.jacobian.rows import OutputJacobian
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise

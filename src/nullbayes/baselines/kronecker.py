@@ -19,7 +19,7 @@ from nullbayes.baselines.base import Work
 from nullbayes.baselines.laplace import Laplace
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.rows import OutputJacobian
+from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.linalg.curvature import Curvature, Kronecker
 from nullbayes.linalg.curvature.kronecker import Factor, decomposed
 

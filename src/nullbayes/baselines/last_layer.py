@@ -10,8 +10,8 @@ from nullbayes.baselines.linearized import LinearizedLaplace
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import Network, OutputFn, Selection
-from nullbayes.jacobian.rows import OutputJacobian
 from nullbayes.likelihoods import Likelihood, LossFn
 
 

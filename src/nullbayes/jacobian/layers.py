@@ -3,15 +3,15 @@ r"""Rows by layers: one forward pass and a backward pass for each output give al
 For a linear layer :math:`z = W a + b` the row of output :math:`o` is :math:`\partial f_o/\partial z \; a^\top`; for a
 convolution it is a sum of such products over the positions; ``layer_rules`` has a rule for each type of layer. Layers
 seen once in the forward pass, with parameters of their own, are covered this way; what remains is differentiated by
-``vmap``. Nothing is taken on trust: the rows of the first examples are compared with plain differentiation, and if they
-differ, everything goes by ``vmap``; if those differ too, example by example.
+``vmap``. Nothing is taken on trust: rows are compared with plain differentiation, and if they differ, everything goes
+by ``vmap``; if those differ too, example by example.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,21 +21,16 @@ from torch.func import grad, jacrev, vmap
 
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import as_batch, example_dims, map_leaves, take_examples
+from nullbayes.jacobian.comparison import CHUNK_TOLERANCE, COUPLED, Plain, gradients, ordinary, recording
 from nullbayes.jacobian.found_layers import Layer, find_layers
 from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.network import Network
-from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.memory import is_out_of_memory
 from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction
 
 _CHECKED_EXAMPLES = 3
-_COUPLED = (
-    "Examples alone give other rows than examples together: they influence each other, in the network or in the loss. "
-    "Each row must belong to one example: normalize by running statistics, and compare with nothing in the same batch."
-)
-_CHUNK_TOLERANCE = 3e-3  # of many examples together: a ReLU at zero may go either way, by rounding
 _WORKING_BYTES = {"cpu": 2**28, "cuda": 2**32}  # of what is in memory only while rows are formed for predictions
 
 
@@ -108,65 +103,26 @@ class LayerRows:
 
     @full_precision()
     def checked(
-        self, x: Any, y: Tensor, tolerance: float = _CHUNK_TOLERANCE, *, few: int | None = None
+        self, x: Any, y: Tensor, tolerance: float = CHUNK_TOLERANCE, *, few: int | None = None
     ) -> tuple[Tensor, list[Piece]]:
         """Return the values (n, O) of the function on some examples, and their rows, compared with autograd.
 
-        A random combination of the rows is compared, of all examples (and some are looked at alone) or of a ``few``
-        that take turns. Where they differ, the next plainer route is taken, from then on.
+        Of all examples (and some are looked at alone) or of a ``few`` that take turns. Where they differ, the next
+        plainer route is taken, from then on.
         """
         size = min(len(y), few or len(y))
         start = 7919 * self._turns % (len(y) - size + 1)
         self._turns += 1
-        chosen, chosen_y = take_examples(x, start, start + size), y[start : start + size]
-        with _recording():
-            theta = self.network.theta.clone().requires_grad_()
-            plain = self.function(theta, *map_leaves(_ordinary, (chosen, chosen_y)))  # (size, O)
-            if not plain.requires_grad:
-                msg = "What rows are to be formed of does not depend on the parameters: look at the loss."
-                raise ModelError(msg)
-            generator = torch.Generator(device="cpu").manual_seed(0)
-            weights = torch.randn(plain.shape, generator=generator, device="cpu").to(plain)
-            wanted = _gradients((plain * weights).sum(), [theta])[0]
+        plain = Plain(self.network, self.function, x, y, start, start + size)
         if few is None:
-            self._check_alone(plain.detach(), x, y)
-        width = plain.shape[1]
+            plain.check_alone()
         while True:
             with contextlib.suppress(LayersDiffer):
                 values, made = self.form(x, y)
-                part = tuple(piece.take(slice(start * width, (start + size) * width)) for piece in made)
-                block = HeldBlock(part, size * width, len(theta), width, wanted)
-                errors = block.rmv(weights.flatten()[None])[0] - wanted, values[start : start + size] - plain.detach()
-                allowed = tolerance if self.layers or self._vmap else max(tolerance, _CHUNK_TOLERANCE)
-                sizes = [allowed * float(size.norm()) for size in (wanted, plain.detach())]
-                if not _exceed(errors, sizes):
-                    return values, made
-                with _recording():  # near zero a loss is rounding alone: as much as rounded parameters change it
-                    other = self._rounded().requires_grad_()
-                    again = self.function(other, *map_leaves(_ordinary, (chosen, chosen_y)))
-                    shift = _gradients((again * weights).sum(), [other])[0] - wanted, again.detach() - plain.detach()
-                if not _exceed(errors, [30 * float(d.norm()) + size for d, size in zip(shift, sizes, strict=True)]):
+                allowed = tolerance if self.layers or self._vmap else max(tolerance, CHUNK_TOLERANCE)
+                if plain.agrees(values, made, allowed):
                     return values, made
             self._take_plainer()
-
-    def _check_alone(self, values: Tensor, x: Any, y: Tensor) -> None:
-        """Refuse values that are others when an example is alone, for the first, the last and one between."""
-        scale = float(values.abs().max()) + torch.finfo(values.dtype).tiny
-        for i in {0, len(y) // 2, len(y) - 1} if len(y) > 1 else ():
-            with torch.no_grad():
-                alone = self.function(self.network.theta, take_examples(x, i, i + 1), y[i : i + 1])[0]
-            apart = float((alone - values[i]).abs().max())
-            if apart > 1e3 * torch.finfo(values.dtype).eps ** 0.75 * scale:
-                with torch.no_grad():
-                    shift = self.function(self._rounded(), x, y) - values
-                if apart > 100 * float(shift.abs().max()):
-                    raise ModelError(_COUPLED)
-
-    def _rounded(self) -> Tensor:
-        """Return the parameters, each changed as much as rounding may."""
-        theta, generator = self.network.theta, torch.Generator(device="cpu").manual_seed(1)
-        signs = torch.randn(len(theta), generator=generator, device="cpu").sign().to(theta)
-        return theta * (1 + 4 * torch.finfo(theta.dtype).eps * signs)
 
     def _take_plainer(self) -> None:
         """Take the next route: by layers, by vmap, example by example."""
@@ -176,7 +132,7 @@ class LayerRows:
         elif self._vmap:  # torch maps the derivatives of some operations wrongly over examples
             self._vmap = False
         else:
-            raise ModelError(_COUPLED)
+            raise ModelError(COUPLED)
 
     @full_precision()
     def form(self, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]]:
@@ -222,12 +178,12 @@ class LayerRows:
                     raise
                 self._vmap = False
         rows = []
-        with _recording():
-            inside, x, y = map_leaves(_ordinary, (inside, x, y))
+        with recording():
+            inside, x, y = map_leaves(ordinary, (inside, x, y))
             inside = inside.clone().requires_grad_()
             for i in range(len(y)):
                 values = one(inside, map_leaves(lambda leaf, dim, i=i: leaf if dim is None else leaf[i], x, dims), y[i])
-                rows += [_gradients(value, [inside])[0] for value in values]
+                rows += [gradients(value, [inside])[0] for value in values]
         return torch.stack(rows)
 
     def _uncovered(self) -> tuple[tuple[int, int], ...]:
@@ -285,9 +241,9 @@ class LayerRows:
             held[tensor.untyped_storage().data_ptr()] = tensor.numel()
             return tensor
 
-        with _recording(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), self.network.lock:
+        with recording(), torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor), self.network.lock:
             theta = self.network.theta.clone().requires_grad_()
-            self.function(theta, *map_leaves(_ordinary, (x, y)))
+            self.function(theta, *map_leaves(ordinary, (x, y)))
         held.pop(theta.untyped_storage().data_ptr(), None)
         return sum(held.values())
 
@@ -307,11 +263,11 @@ class LayerRows:
 
             return hook
 
-        with _recording(), self.network.lock:
+        with recording(), self.network.lock:
             handles = [layer.module.register_forward_hook(watch(layer.name), with_kwargs=True) for layer in layers]
             try:
                 theta = self.network.theta.clone().requires_grad_()
-                x, y = map_leaves(_ordinary, (x, y))
+                x, y = map_leaves(ordinary, (x, y))
                 values = self.function(theta, x, y)  # (n, O)
             finally:
                 for handle in handles:
@@ -329,7 +285,7 @@ class LayerRows:
         """Return the derivatives (n, O, ...) of every value with respect to what the layers put out."""
         if not outputs:
             return []
-        with _recording():
+        with recording():
             summed = values.sum(0)  # examples do not influence each other
             if self._batched and values.is_cuda:  # there, many small kernels wait for each other
                 try:
@@ -338,36 +294,12 @@ class LayerRows:
                     if is_out_of_memory(error):
                         raise
                     self._batched = False
-            passes = [_gradients(value, outputs) for value in summed]
+            passes = [gradients(value, outputs) for value in summed]
         return [torch.stack(parts, dim=1) for parts in zip(*passes, strict=True)]
 
 
 class LayersDiffer(Exception):
     """A layer that was called once for the first examples was not for others: their rows need a plainer route."""
-
-
-def _exceed(errors: Iterable[Tensor], sizes: Iterable[float]) -> bool:
-    """Whether one of some errors is larger than it may be; NaN is for others to find."""
-    return any(float(error.norm()) > size for error, size in zip(errors, sizes, strict=True))
-
-
-@contextlib.contextmanager
-def _recording() -> Iterator[None]:
-    """Record for differentiation, whatever the mode around the call."""
-    with torch.inference_mode(False), torch.enable_grad():
-        yield
-
-
-def _ordinary(leaf: Tensor) -> Tensor:
-    return leaf.clone() if leaf.is_inference() else leaf
-
-
-def _gradients(value: Tensor, tensors: list[Tensor]) -> list[Tensor]:
-    """Differentiate one number; what it does not depend on has a derivative of zero."""
-    if not value.requires_grad:
-        return [torch.zeros_like(tensor) for tensor in tensors]
-    found = torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
-    return list(found)
 
 
 def _gradients_at_once(values: Tensor, tensors: list[Tensor]) -> list[Tensor]:  # (O, ...) each

@@ -1,31 +1,24 @@
-r"""The Jacobians of a network on its training data, as rows.
-
-``OutputJacobian`` has one row for each output of each example, ``LossJacobian`` one gradient of the loss for each
-example. Both can hold their rows, form them again block by block, or only multiply with them.
-"""
+"""The derivatives of a function of the parameters on all examples, as rows: held, formed again, or multiplied with."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import math
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nullbayes.errors import DataError, SettingsError
-from nullbayes.jacobian.batches import BatchFn
+from nullbayes.errors import SettingsError
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.derivatives import check_derivatives
-from nullbayes.jacobian.finite import check_outputs, check_rows, pull_range, push_range
+from nullbayes.jacobian.finite import check_rows, pull_range, push_range
 from nullbayes.jacobian.layers import LayerRows, LayersDiffer
 from nullbayes.jacobian.modes import compare_modes
-from nullbayes.jacobian.network import Network, OutputFn, Selection
+from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import product_examples
-from nullbayes.likelihoods import Likelihood, LossFn, resolve
+from nullbayes.likelihoods import Likelihood
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
 from nullbayes.linalg.pieces import Piece, normal_cost
@@ -34,7 +27,6 @@ from nullbayes.types import RowFunction, Storage
 
 Formed = Literal["form", "products"]
 _COPIES = 6  # of a vector, while its products are in work
-_OPENED = {"cpu": 64, "cuda": 1024}  # examples that the network answers at a time
 
 
 class JacobianRows(Rows):
@@ -290,110 +282,3 @@ class JacobianRows(Rows):
             part = weights[:, a - first : b - first]
             result += pull_range(self.function, self.network.theta, self.examples, a, b, part)
         return result
-
-
-def _open(
-    model: nn.Module | Network,
-    loader: Iterable[Any] | Examples,
-    likelihood: str | Likelihood | LossFn,
-    parameters: Selection,
-    batch_fn: BatchFn | None,
-    output_fn: OutputFn | None,
-) -> tuple[Network, Examples, Likelihood, int]:
-    """Check model, data and likelihood against each other, and fit what the likelihood takes from the data.
-
-    Also return how many of the outputs the targets speak of.
-    """
-    network = model if isinstance(model, Network) else Network(model, parameters, output_fn)
-    examples = loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device)
-    few = examples.read(0, min(8, len(examples)))[0]
-    check_outputs(examples, 0, network.outputs(few))
-    network.check_examples(few)
-    check_derivatives(network, few)
-    chosen = resolve(likelihood)
-    outputs, targets, n_counted = [], [], 0
-    for start, stop in examples.ranges(_OPENED.get(network.device.type, 64)):
-        x, y = examples.read(start, stop)
-        outputs.append(network.outputs(x))
-        targets.append(y)
-        check_outputs(examples, start, outputs[-1])
-        chosen.check(outputs[-1], y)
-        counted = chosen.counted(outputs[-1], y)
-        n_counted += outputs[-1].numel() if counted is None else int(counted.sum())
-    if n_counted == 0:
-        msg = "Every target is one to be ignored (ignore_index): there is nothing to project on."
-        raise DataError(msg)
-    return network, examples, chosen.fitted(torch.cat(outputs), torch.cat(targets)), n_counted
-
-
-class OutputJacobian(JacobianRows):
-    r"""One row for each output of each example: :math:`\partial f_o(\theta, x_n) / \partial \theta`.
-
-    Parameters
-    ----------
-    model : nn.Module
-        The trained network.
-    loader : iterable of batches
-        The training data, in fixed order.
-    likelihood : str, Likelihood or callable
-        Checked against outputs and targets; gives the Hessian.
-    hessian : bool
-        Scale the rows of each example by a root of the likelihood's Hessian in output space, so that
-        :math:`A^\top A` is the generalized Gauss-Newton matrix proper. The paper's default is the identity.
-    parameters, batch_fn, output_fn, storage
-        See :class:`Network <nullbayes.jacobian.network.Network>` and :class:`JacobianRows`.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module | Network,
-        loader: Iterable[Any] | Examples,
-        likelihood: str | Likelihood | LossFn = "classification",
-        *,
-        hessian: bool = False,
-        parameters: Selection = None,
-        batch_fn: BatchFn | None = None,
-        output_fn: OutputFn | None = None,
-        storage: Formed = "form",
-    ) -> None:
-        network, examples, fitted, n_counted = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
-        shape = network.output_shape(examples.read(0, 1)[0])
-        self.hessian, self.n_counted = hessian, n_counted
-        ignoring = n_counted < len(examples) * math.prod(shape)
-
-        def outputs(flat: Tensor, x: Any, y: Tensor) -> Tensor:
-            values = network(flat, x)
-            if hessian:  # at the same outputs: once through the network, so that rows go by layers
-                values = fitted.scaled(values, values.detach(), y)
-            counted = fitted.counted(values, y) if ignoring else None
-            return (values if counted is None else values * counted).flatten(1)
-
-        super().__init__(network, examples, fitted, outputs, granule=math.prod(shape), storage=storage)
-
-
-class LossJacobian(JacobianRows):
-    r"""One row for each example: the gradient of its loss, :math:`\partial \ell(f(\theta, x_n), y_n)/\partial \theta`.
-
-    Parameters
-    ----------
-    model, loader, likelihood, parameters, batch_fn, output_fn, storage
-        As for :class:`OutputJacobian`; the likelihood may be any per-example loss ``(outputs, targets) -> (n,)``.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module | Network,
-        loader: Iterable[Any] | Examples,
-        likelihood: str | Likelihood | LossFn = "classification",
-        *,
-        parameters: Selection = None,
-        batch_fn: BatchFn | None = None,
-        output_fn: OutputFn | None = None,
-        storage: Formed = "form",
-    ) -> None:
-        network, examples, fitted, _ = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
-
-        def losses(flat: Tensor, x: Any, y: Tensor) -> Tensor:
-            return fitted.loss(network(flat, x), y)[:, None]
-
-        super().__init__(network, examples, fitted, losses, granule=1, storage=storage)

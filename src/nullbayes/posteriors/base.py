@@ -22,6 +22,7 @@ from nullbayes.jacobian.modules import unwrapped
 from nullbayes.jacobian.network import Network, OutputFn, Selection, the_output
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
+from nullbayes.posteriors import spread
 from nullbayes.posteriors.report import FitCheck
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Prediction, mean_nll, predict, score
@@ -231,7 +232,7 @@ class SamplePosterior:
             mean_shift=float(shift.square().mean().sqrt()),
             max_shift=float(shift.abs().max()),
             std=float(samples.var(0)[counted].mean().sqrt()),
-            output_std=output_spread(outputs, counted),
+            output_std=spread.of_outputs(outputs, counted),
             nll_model=mean_nll(outputs[None], targets, self._likelihood),
             nll_posterior=mean_nll(samples, targets, self._likelihood),
             accuracy_model=self._accuracy(outputs[None], targets),
@@ -342,16 +343,6 @@ class SamplePosterior:
         posterior._kernel_dimension = float(header["kernel_dimension"])
         posterior._restore(tensors, header)
         return posterior
-
-
-def output_spread(outputs: Tensor, counted: Tensor | None = None) -> float:  # (N, ...)
-    """Return the root mean square standard deviation over examples of outputs, or of those that count."""
-    values = outputs.double()
-    if counted is None:
-        return float(values.var(0, unbiased=False).mean().sqrt())
-    weights = counted.double()
-    mean = (values * weights).sum(0) / weights.sum(0).clamp_min(1.0)
-    return float((((values - mean).square() * weights).sum() / weights.sum()).sqrt())
 
 
 def _check_precision(value: str | float) -> str | float:

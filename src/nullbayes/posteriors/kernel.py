@@ -7,7 +7,6 @@ Which rows :math:`A` has is the only difference between the two.
 from __future__ import annotations
 
 import copy
-import math
 import os
 import warnings
 from abc import abstractmethod
@@ -20,11 +19,12 @@ from torch import Tensor
 from nullbayes import priors
 from nullbayes.errors import CollapseWarning, DataError, FileError, NotFittedError, SettingsError, UnderfitWarning
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.products import linearized, output_rows
-from nullbayes.jacobian.rows import JacobianRows, OutputJacobian
+from nullbayes.jacobian.jacobians import OutputJacobian
+from nullbayes.jacobian.products import output_rows
+from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.rows import Rows
-from nullbayes.posteriors import noise
-from nullbayes.posteriors.base import SamplePosterior, output_spread
+from nullbayes.posteriors import noise, spread
+from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.report import FitReport
@@ -33,8 +33,6 @@ from nullbayes.posteriors.setup import Asked, Setup, set_up, within_memory
 from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
 from nullbayes.projectors import Iterative, Outcome, Projector, mean_and_error, traces
-
-_MEASURED_EXAMPLES = 1024  # training examples on which the change of the outputs is measured, where rows do not tell
 
 
 class KernelPosterior(SamplePosterior):
@@ -192,7 +190,7 @@ class KernelPosterior(SamplePosterior):
         return {
             "projector": type(method).__name__, "reason": setup.reason, "route": rows.route,
             "n_data": len(rows.examples), "n_rows": rows.n_rows, "tolerance": method.rtol, "sweeps": 0, "residual": (),
-            "converged": True, "traces": (), "rank": None, "output_std": self._output_std(),
+            "converged": True, "traces": (), "rank": None, "output_std": spread.of_training_outputs(rows),
             "notes": setup.notes, "data": rows.examples.fingerprint(),
         }  # fmt: skip
 
@@ -200,6 +198,7 @@ class KernelPosterior(SamplePosterior):
     def _draw(self, n_samples: int, bar: Progress, store: Checkpoint | None = None) -> None:
         assert self._report is not None
         assert self._projector is not None
+        assert self._rows is not None
         report, have = self._report, 0 if self._directions is None else len(self._directions)
         if self._base is None:
             drawn = noise.normal(self._network, report["seed"], have, n_samples)
@@ -222,7 +221,7 @@ class KernelPosterior(SamplePosterior):
         report["traces"] += tuple(float(t) for t in estimates)
         report["rank"] = info.rank
         with self._meter.phase("measure"):
-            report["train_std"] = self._train_std()
+            report["train_std"] = spread.left_on_training_outputs(self._jacobian, self._rows, self.directions)
         report["seconds"], report["peak_memory"] = dict(self._meter.seconds), self._meter.peak()
         self._kernel_dimension = self._dimension()[0]
         if self._precision_rule in ("optimal", "paper"):
@@ -241,37 +240,6 @@ class KernelPosterior(SamplePosterior):
             return float(self._network.n_parameters - self._report["rank"]), 0.0
         estimates = torch.tensor(self._report["traces"], dtype=torch.float64, device="cpu")
         return mean_and_error(estimates, self._network.n_parameters)
-
-    def _output_std(self) -> float:
-        examples = self._jacobian.examples
-        at_once = 1024 if examples.device.type == "cuda" else 64
-        outputs, targets = [], []
-        for a, b in examples.ranges(at_once):
-            x, y = examples.read(a, b)
-            outputs.append(self._network.outputs(x))
-            targets.append(y)
-        every = torch.cat(outputs)
-        return output_spread(every, self._likelihood.counted(every, torch.cat(targets)))
-
-    def _train_std(self) -> float:
-        """Return the standard deviation left on the training outputs, at precision 1."""
-        directions = self.directions
-        if isinstance(self._jacobian, OutputJacobian) and not self._jacobian.hessian:
-            assert self._rows is not None
-            return float((self._rows.norms(directions).square().mean() / self._jacobian.n_counted).sqrt())
-        examples = self._jacobian.examples
-        step = max(1, len(examples) // _MEASURED_EXAMPLES) * 32
-        at_once = min(32, self._jacobian.examples_within(len(directions)))
-        total, n_counted = 0.0, 0
-        for start in range(0, len(examples), step):
-            for a, b in examples.ranges(at_once, start, min(start + 32, len(examples))):
-                x, y = examples.read(a, b)
-                own, changes = linearized(self._network, x, directions)
-                counted = self._likelihood.counted(own, y)
-                changes = changes.double() if counted is None else changes.double() * counted
-                total += float(changes.square().sum())
-                n_counted += own.numel() if counted is None else int(counted.sum())
-        return math.sqrt(total / max(1, n_counted) / len(directions))
 
     @property
     def report(self) -> FitReport:

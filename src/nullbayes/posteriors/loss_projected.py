@@ -3,7 +3,8 @@ r"""The loss-projected posterior: samples in the kernel of the per-example loss 
 from __future__ import annotations
 
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.rows import JacobianRows, LossJacobian
+from nullbayes.jacobian.jacobians import LossJacobian
+from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.posteriors.kernel import KernelPosterior
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 
 from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.network import OutputFn, Selection
-from nullbayes.jacobian.rows import LossJacobian, OutputJacobian
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.posteriors.resources import host_memory_bytes, memory_limit_bytes
 from nullbayes.projectors import Plan, choose

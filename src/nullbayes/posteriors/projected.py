@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import OutputFn, Selection
-from nullbayes.jacobian.rows import JacobianRows, OutputJacobian
+from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.posteriors.kernel import KernelPosterior
 
