@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,7 @@ class LayerRows:
     def __init__(self, network: Network, function: RowFunction, x: Any, y: Tensor) -> None:
         self.network, self.function = network, function
         self.working_bytes = _WORKING_BYTES.get(network.device.type, 2**28)
-        self._vmap = self._batched = self._shared = True  # until it is seen to fail
+        self._vmap = self._one_for_all = self._batched = self._shared = True  # until it is seen to fail
         self._turns = 0
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
         try:
@@ -168,11 +168,7 @@ class LayerRows:
 
         if self._vmap:
             try:
-                with torch.no_grad(), differentiable_kernels():
-                    # one output needs no map over outputs, which would cost as much again
-                    rows_of = grad(lambda *args: one(*args)[0]) if self.width == 1 else jacrev(one)
-                    entries: Tensor = vmap(rows_of, in_dims=(None, dims, 0))(inside, x, y)  # (n, O, c) or (n, c)
-                    return entries.reshape(-1, len(inside))
+                return self._mapped(one, inside, x, y).reshape(-1, len(inside))
             except RuntimeError as error:  # an operation that vmap does not know; what is wrong otherwise shows below
                 if is_out_of_memory(error):
                     raise
@@ -185,6 +181,23 @@ class LayerRows:
                 values = one(inside, map_leaves(lambda leaf, dim, i=i: leaf if dim is None else leaf[i], x, dims), y[i])
                 rows += [gradients(value, [inside])[0] for value in values]
         return torch.stack(rows)
+
+    def _mapped(self, one: Callable[..., Tensor], values: Tensor, x: Any, y: Tensor) -> Tensor:  # (n, O, c) or (n, c)
+        """Differentiate one example's function for all of them at once."""
+        # one output needs no map over outputs, which would cost as much again
+        rows_of, dims = grad(lambda *args: one(*args)[0]) if self.width == 1 else jacrev(one), example_dims(x)
+        with torch.no_grad(), differentiable_kernels():
+            if self._one_for_all:
+                try:
+                    together: Tensor = vmap(rows_of, in_dims=(None, dims, 0))(values, x, y)
+                except RuntimeError as error:  # adding an example's own to what all share, in place, as LSTM and GRU do
+                    if is_out_of_memory(error):
+                        raise
+                    self._one_for_all = False
+                else:
+                    return together
+            each: Tensor = vmap(rows_of, in_dims=(0, dims, 0))(values.expand(len(y), -1), x, y)
+            return each
 
     def _uncovered(self) -> tuple[tuple[int, int], ...]:
         covered = sorted(
@@ -230,7 +243,8 @@ class LayerRows:
         numbers /= len(seen.values)
         if self.rest:  # the plain way: what it saves on the way forward, and its rows, thrice while they are joined
             columns = sum(stop - start for start, stop in self.rest)
-            numbers = max(numbers, saved / len(seen.values) + 3 * columns * self.width)
+            copies = 3 * self.width + (0 if self._one_for_all else 2)
+            numbers = max(numbers, saved / len(seen.values) + copies * columns)
         return max(1, math.ceil(numbers * self.network.dtype.itemsize))
 
     def _count_saved(self, x: Any, y: Tensor) -> int:
