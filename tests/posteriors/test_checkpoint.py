@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from torch import Tensor
 
 import nullbayes as nb
 from drawing import randn
+from files import rewritten
 from models import CLASSIFICATION, MLP, batches
 from nullbayes import io
 from nullbayes.errors import ConvergenceWarning, FileError, NullBayesWarning, SettingsError
@@ -394,6 +396,65 @@ def test_a_header_that_lacks_something_is_refused(key: str, tmp_path: Path) -> N
     io.save(tmp_path / "fit", tensors, header)
     with pytest.raises(FileError, match=r"altered|not a checkpoint"):
         fit(checkpoint=tmp_path / "fit")
+
+
+# written as a checkpoint is, checksums and all, by somebody who means no good
+MADE_UP: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "problem": lambda header: header.update(problem=["model"]),
+    "no problem": lambda header: header.update(problem=None),
+    "seed": lambda header: header.update(seed="123"),
+    "seed that is none": lambda header: header.update(seed=True),
+    "memory": lambda header: header.update(memory=7),
+    "memory of another kind": lambda header: header["memory"].update(limit="4GB"),
+    "memory with more": lambda header: header["memory"].update(asked=1),
+    "memory with less": lambda header: header["memory"].pop("host"),
+    "halved for ever": lambda header: header["memory"].update(halvings=10**9),
+    "halved backwards": lambda header: header["memory"].update(halvings=-1),
+    "nothing to work with": lambda header: header["memory"].update(limit=-1),
+}
+
+
+@pytest.mark.parametrize("change", MADE_UP.values(), ids=MADE_UP)
+def test_a_made_up_header_is_refused_and_the_file_kept(change: Callable[[dict[str, Any]], Any], tmp_path: Path) -> None:
+    interrupted(tmp_path / "fit")
+    before = rewritten(tmp_path / "fit", lambda tensors, header: change(header)).read_bytes()
+    with pytest.raises(FileError, match=r"was altered since it was written: delete it, or pass another path"):
+        fit(checkpoint=tmp_path / "fit")
+    assert (tmp_path / "fit").read_bytes() == before
+
+
+@pytest.mark.parametrize(("version", "advice"), [(99, "upgrade nullbayes"), (1, "fit and save again")])
+def test_a_checkpoint_of_another_version_is_refused_and_kept(version: int, advice: str, tmp_path: Path) -> None:
+    interrupted(tmp_path / "fit")
+    before = rewritten(tmp_path / "fit", lambda _, header: header.update(format_version=version)).read_bytes()
+    with pytest.raises(FileError, match=f"format version {version}.*{advice}.*To fit anew, delete it"):
+        fit(checkpoint=tmp_path / "fit")
+    assert (tmp_path / "fit").read_bytes() == before
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, witness: Path) -> None:
+        self.witness = witness
+
+    def __reduce__(self) -> tuple[Any, tuple[Path]]:
+        return Path.touch, (self.witness,)
+
+
+def test_a_checkpoint_is_never_run(tmp_path: Path) -> None:
+    witness, path = tmp_path / "it ran", tmp_path / "fit"
+    for contents in (pickle.dumps(Trap(witness)), pickle.dumps({"counts": Trap(witness)}, protocol=0)):
+        path.write_bytes(contents)
+        with pytest.raises(FileError, match="not a checkpoint file"):
+            fit(checkpoint=path)
+        assert path.read_bytes() == contents
+    torch.save({"counts": Trap(witness)}, path)
+    with pytest.raises(FileError, match="not a checkpoint file"):
+        fit(checkpoint=path)
+    assert left(tmp_path) == ["fit"]
+    torch.load(path, weights_only=False)
+    assert witness.exists()  # it would have
 
 
 # --- nothing to store, nowhere to store it ----------------------------------------------------------------------------

@@ -155,8 +155,7 @@ class Checkpoint:
         if header.get("kind") != KIND:
             msg = f"{self._path} holds a posterior, not a checkpoint: pass another path as checkpoint."
             raise FileError(msg)
-        whole = {"problem", "seed", "memory", "digest"} <= set(header)
-        if not whole or header["digest"] != fingerprint(sorted(tensors.items())):
+        if not _is_whole(header) or header["digest"] != fingerprint(sorted(tensors.items())):
             msg = f"The checkpoint {self._path} was altered since it was written: {advice}"
             raise FileError(msg)
         return tensors, header
@@ -181,6 +180,16 @@ class Checkpoint:
 def _memory(setup: Setup) -> dict[str, int]:
     """Return what a plan was made from, to make it again."""
     return {"limit": setup.limit, "host": setup.host, "halvings": len(setup.notes)}
+
+
+def _is_whole(header: Mapping[str, Any]) -> bool:
+    """Say whether a header has what a fit goes on from, as a fit could have written it."""
+    memory = header.get("memory")
+    if not (isinstance(header.get("problem"), dict) and "digest" in header and isinstance(memory, dict)):
+        return False
+    if memory.keys() != {"limit", "host", "halvings"} or any(type(n) is not int or n < 0 for n in memory.values()):
+        return False
+    return memory["halvings"] < 64 and type(header.get("seed")) is int
 
 
 def _form(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
