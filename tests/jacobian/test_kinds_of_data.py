@@ -37,6 +37,13 @@ class Shares(IterableDataset):
         return zip(X.cpu()[start::step], Y.cpu()[start::step], strict=True)
 
 
+class Boasting(Shares):
+    """A stream that claims to be longer than it is."""
+
+    def __len__(self) -> int:
+        return 10 * N
+
+
 class ReadOnce(IterableDataset):
     """A stream that is used up."""
 
@@ -63,6 +70,7 @@ LOADERS: dict[str, tuple[Callable[[], Any], list[int]]] = {
     "user mappings": (lambda: [UserDict(input=x, labels=y) for x, y in PARTS], IN_ORDER),
     "loader": (lambda: DataLoader(TensorDataset(X, Y), batch_size=4), IN_ORDER),
     "stream": (lambda: DataLoader(Shares(), batch_size=4), IN_ORDER),
+    "stream of another length": (lambda: DataLoader(Boasting(), batch_size=4), IN_ORDER),
     "loader with workers": (workers, IN_ORDER),
     "persistent workers": (lambda: workers(persistent_workers=True), IN_ORDER),
     "stream with workers": (lambda: DataLoader(Shares(), batch_size=4, num_workers=2), BY_WORKERS),
