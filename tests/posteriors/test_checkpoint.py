@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import nullbayes as nb
@@ -408,7 +411,6 @@ MADE_UP: dict[str, Callable[[dict[str, Any]], Any]] = {
     "memory of another kind": lambda header: header["memory"].update(limit="4GB"),
     "memory with more": lambda header: header["memory"].update(asked=1),
     "memory with less": lambda header: header["memory"].pop("host"),
-    "halved for ever": lambda header: header["memory"].update(halvings=10**9),
     "halved backwards": lambda header: header["memory"].update(halvings=-1),
     "nothing to work with": lambda header: header["memory"].update(limit=-1),
 }
@@ -421,6 +423,48 @@ def test_a_made_up_header_is_refused_and_the_file_kept(change: Callable[[dict[st
     with pytest.raises(FileError, match=r"was altered since it was written: delete it, or pass another path"):
         fit(checkpoint=tmp_path / "fit")
     assert (tmp_path / "fit").read_bytes() == before
+
+
+FIELDS = [
+    ("seed",), ("problem",), ("memory",), ("digest",), ("kind",), ("memory", "limit"), ("memory", "host"),
+    ("memory", "halvings"), ("problem", "plan"), ("problem", "model"), ("problem", "parameters"), ("problem", "new"),
+]  # fmt: skip
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=9), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(field=st.sampled_from(FIELDS), value=json_values)
+@example(field=("memory", "halvings"), value=10**9)
+@example(field=("memory", "limit"), value=1)
+def test_a_field_of_any_json_is_refused_or_does_not_matter(
+    field: tuple[str, ...], value: Any, begun: Path, uninterrupted: dict[str, Any]
+) -> None:
+    def change(_: Any, header: dict[str, Any]) -> None:
+        inner = header if len(field) == 1 else header[field[0]]
+        inner[field[-1]] = value
+
+    path = rewritten(Path(shutil.copy(begun, begun.with_name("changed"))), change)
+    try:
+        posterior = fit(checkpoint=path)
+    except FileError:
+        assert path.exists()
+    else:
+        assert field == ("seed",) or torch.equal(posterior.directions, uninterrupted["Krylov"].directions)
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file of a fit that has made no sweep yet."""
+    path = tmp_path_factory.mktemp("begun") / "fit"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Checkpoint, "load", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with contextlib.suppress(KeyboardInterrupt):
+            fit(checkpoint=path, generator=seeded())
+    return path
 
 
 @pytest.mark.parametrize(("version", "advice"), [(99, "upgrade nullbayes"), (1, "fit and save again")])
