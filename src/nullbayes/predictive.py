@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -35,7 +35,8 @@ class Prediction:
     mean : Tensor (N, ...)
         Mean of the outputs over the samples (logits, for a classifier).
     variance : Tensor (N, ...)
-        Their variance: how far the training data leave the output open. A regression's noise is not in it.
+        Their variance: how far the training data leave the output open. A regression's noise is not in it: add
+        ``posterior.likelihood.sigma_noise**2`` for intervals of targets.
     probs : Tensor (N, ...) or None
         Mean of the probabilities over the samples; None for likelihoods without any.
     samples : Tensor (S, N, ...)
@@ -46,6 +47,12 @@ class Prediction:
     variance: Tensor
     probs: Tensor | None
     samples: Tensor
+
+    def __repr__(self) -> str:
+        """Give the shapes; the numbers would fill pages."""
+        tensors = ((field.name, getattr(self, field.name)) for field in fields(self))
+        shapes = (f"{name} {value if value is None else tuple(value.shape)}" for name, value in tensors)
+        return f"Prediction({', '.join(shapes)})"
 
 
 def sample_outputs(network: Network, x: Any, deviations: Tensor, pred_type: str) -> Tensor:  # (S, P) -> (S, n, ...)

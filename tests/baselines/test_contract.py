@@ -375,6 +375,16 @@ def test_a_precision_can_be_changed_without_a_new_fit(method: Method) -> None:
         assert posterior.optimize_prior_precision(held_out, how) == posterior.prior_precision
 
 
+def test_a_method_of_ones_own_without_evidence_says_what_to_choose_the_precision_by() -> None:
+    class Own(baselines.MAP):
+        _has_prior = True
+
+    posterior = Own(MLP.build(), prior_precision=3.0).fit([CLASSIFICATION.data()], 1, progress=False)
+    with pytest.raises(SettingsError, match='Own has no marginal likelihood: use method="grid" or "nll"'):
+        posterior.optimize_prior_precision([CLASSIFICATION.data()], "marglik")
+    assert posterior.prior_precision == 3.0
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from torch import Tensor
 
 import nullbayes as nb
 from models import BINARY, CLASSIFICATION, MLP, MULTILABEL, REGRESSION, Task, gauss_newton, jacobian
+from nullbayes import io
 from nullbayes.baselines import SCOD, LanczosLaplace, LinearizedLaplace, LocalEnsemble, SketchedLanczos
-from nullbayes.errors import SettingsError
+from nullbayes.errors import FileError, SettingsError
 
 X_NEW = MLP.inputs(6, torch.Generator().manual_seed(11))
 N, ALPHA = 20, 0.3  # 60 rows over 51 parameters
@@ -168,3 +170,13 @@ def test_samples_of_lanczos_are_those_of_its_eigenpairs() -> None:
     noise = many._deviations() * 1e8
     many.prior_precision = ALPHA
     torch.testing.assert_close(many._deviations(), noise @ root, rtol=1e-5, atol=1e-6)
+
+
+def test_vectors_of_another_length_are_refused(tmp_path: Path) -> None:
+    """A file whose hash is right, and whose vectors go together, but not with the model."""
+    fit(LocalEnsemble).save(path := tmp_path / "posterior")
+    tensors, header = io.read(path)
+    side = next(i for i, size in enumerate(tensors["basis"].shape) if size == 51)
+    io.save(path, {**tensors, "basis": tensors["basis"].narrow(side, 0, 50)}, header)
+    with pytest.raises(FileError, match=r"fit and save again .*vectors of 50 numbers"):
+        nb.load(path, MLP.build())

@@ -134,6 +134,10 @@ def test_memory_limit_too_small_to_work_with_counts_as_refused() -> None:
 def test_missing_data_are_said_and_stop_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     assert runner.main(["lenet_fashion_mnist", "--data", "nowhere"]) == 1
     assert "--data FOLDER" in capsys.readouterr().out
+    command = ["benchmark", "--folder", str(FOLDER), "lenet_fashion_mnist", "--data", "nowhere"]
+    answer = CliRunner().invoke(cli._commands(), command)
+    assert answer.exit_code == 1
+    assert "--data FOLDER" in answer.output
 
 
 # --- the published algorithm ----------------------------------------------------------------------------------------

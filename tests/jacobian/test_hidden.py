@@ -243,6 +243,7 @@ def test_a_loss_that_couples_examples_is_refused() -> None:
         "distances": lambda o, t: (torch.cdist(o, o).mean(1) - t[:, 0]).square(),
         "contrast": lambda o, t: -(o @ t.T).log_softmax(1).diagonal(),
         "hardest": lambda o, t: (lo := (o - t).square().sum(1)) * (lo >= lo.median()),
+        "two of many": lambda o, t: (lo := (o - t).square().sum(1)) * (1 + lo[2:3].sum() * (torch.arange(len(o)) == 3)),
     }
     for loss in couple.values():
         with pytest.raises(ModelError, match="influence each other"):

@@ -37,6 +37,13 @@ class Shares(IterableDataset):
         return zip(X.cpu()[start::step], Y.cpu()[start::step], strict=True)
 
 
+class Boasting(Shares):
+    """A stream that claims to be longer than it is."""
+
+    def __len__(self) -> int:
+        return 10 * N
+
+
 class ReadOnce(IterableDataset):
     """A stream that is used up."""
 
@@ -63,6 +70,7 @@ LOADERS: dict[str, tuple[Callable[[], Any], list[int]]] = {
     "user mappings": (lambda: [UserDict(input=x, labels=y) for x, y in PARTS], IN_ORDER),
     "loader": (lambda: DataLoader(TensorDataset(X, Y), batch_size=4), IN_ORDER),
     "stream": (lambda: DataLoader(Shares(), batch_size=4), IN_ORDER),
+    "stream of another length": (lambda: DataLoader(Boasting(), batch_size=4), IN_ORDER),
     "loader with workers": (workers, IN_ORDER),
     "persistent workers": (lambda: workers(persistent_workers=True), IN_ORDER),
     "stream with workers": (lambda: DataLoader(Shares(), batch_size=4, num_workers=2), BY_WORKERS),
@@ -259,7 +267,8 @@ def test_one_hot_integers_are_refused_with_a_way_out() -> None:
 DIFFERENT: dict[str, tuple[list[Any], str]] = {
     "type": ([(X, Y), (X, Y.int())], r"targets of type torch.int32, the earlier ones torch.int64: convert"),
     "type of inputs": ([({"x": X}, Y), ({"x": X.float()}, Y)], r"Batch 1 holds inputs\['x'\] of type torch.float32"),
-    "shape": ([(X, Y), (X[:, :3], Y)], r"Batch 1 holds examples of shape \(3,\), the earlier ones \(4,\): pad"),
+    "shape": ([(X, Y), (X[:, :3], Y)], r"holds inputs of shape \(3,\) an example, the earlier ones \(4,\): pad"),
+    "padding": ([({"ids": X}, Y), ({"ids": X[:, :3]}, Y)], r"Batch 1 holds inputs\['ids'\] of shape .*max_length"),
     "switch": ([({"x": X, "k": 1}, Y), ({"x": X, "k": 2}, Y)], r"Batch 1 holds 2 as inputs\['k'\], the earlier ones 1"),
     "number": (
         [((X, torch.tensor(0.5)), Y), ((X, torch.tensor(2.0)), Y)],

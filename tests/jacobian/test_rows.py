@@ -284,6 +284,12 @@ def test_a_network_that_cannot_be_copied_is_used_as_it_is() -> None:
     assert after == before
     with pytest.raises(ModelError, match=r"cannot be copied.*call model.eval\(\)"):
         nb.OutputJacobian(model.train(), [(x, y)])
+    posterior = nb.ProjectedPosterior(model.eval()).fit([(x, y)], 2, progress=False)
+    model.train()
+    with pytest.raises(ModelError, match=r"must stay as it was fitted: call model.eval\(\)"):
+        posterior.predict(x)
+    model.eval()
+    assert posterior.predict(x).mean.shape == (len(x), 3)
 
 
 # --- which parameters -------------------------------------------------------------------------------------------------

@@ -137,13 +137,16 @@ def test_parameters_without_gradients_in_the_forward_pass_are_refused() -> None:
 @pytest.mark.parametrize(
     ("parameters", "fragment"),
     [
-        ("body.*", "'body.*' matches none of 0.weight, 0.bias, 2.weight"),
+        ("body.*", "'body.*' matches none of 0.weight, 0.bias, 2.weight, 2.bias: pass"),
+        ("2", r"'2' is the name of no parameter: '2\.\*' would match some"),
+        ("bias", r"'bias' is the name of no parameter: '\*\.bias' would match some"),
+        ("2.wieght", "'2.wieght' matches none of 2.weight, "),
         (["2.*", "3.bias"], "'3.bias' matches none"),
         ([], "takes names or globs, such as '2.bias', or a predicate, not "),
         (lambda name, parameter: False, "holds for no parameter"),
         (list(MLP.build().parameters()), "takes names or globs.*Parameter"),
     ],
-    ids=["glob", "one of two", "empty", "predicate", "tensors"],
+    ids=["glob", "layer", "part", "typo", "one of two", "empty", "predicate", "tensors"],
 )
 def test_parameters_that_match_nothing_are_refused(parameters: Any, fragment: str) -> None:
     with pytest.raises(ModelError, match=fragment):
@@ -173,7 +176,7 @@ def test_training_mode_is_neither_used_nor_changed(kind: type, training: bool) -
 
 one_hot = F.one_hot(Y, 3)
 LIKELIHOODS_REFUSED = {
-    "single logit": ("classification", 1, Y.clamp(max=1), 'needs a logit for each class.*likelihood="binary"'),
+    "single logit": ("classification", 1, Y.clamp(max=1), 'a logit for each class.*"binary" or "regression"'),
     "label too large": ("classification", 2, Y, "from 0 to 2.*labels must be 0 to 1"),
     "label too small": ("classification", 3, Y - 1, "from -1 to 1.*labels must be 0 to 2"),
     "float labels": ("classification", 3, Y.double(), r'integer labels.*"regression"'),

@@ -121,6 +121,15 @@ def test_fit_returns_the_posterior_and_a_call_predicts(kind: type) -> None:
     torch.testing.assert_close(posterior(X_NEW).samples, posterior.predict(X_NEW).samples, rtol=0, atol=0)
 
 
+@each_kind
+def test_posteriors_and_predictions_print_on_one_line(kind: type) -> None:
+    size = sum(parameter.numel() for parameter in MLP.build().parameters())
+    assert repr(kind(MLP.build())) == f"{kind.__name__}(classification, {size} parameters)"
+    posterior = fit(kind)
+    assert repr(posterior) == f"{kind.__name__}(classification, {size} parameters, {posterior.n_samples} samples)"
+    assert repr(posterior.predict(X_NEW)) == "Prediction(mean (4, 3), variance (4, 3), probs (4, 3), samples (5, 4, 3))"
+
+
 def test_inputs_come_in_every_form() -> None:
     posterior = fit(nb.ProjectedPosterior)
     targets = torch.zeros(4, dtype=torch.long)

@@ -394,6 +394,49 @@ def test_rows_without_a_gram_matrix_are_refused(kind: type[Projector], value: fl
         kind().prepare(rows)
 
 
+class Spoiled(nb.MatrixFreeRows):
+    """A matrix whose so many-th product is NaN."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        super().__init__(
+            lambda v, where: self.spoil(v @ matrix[where].T), lambda u, where: self.spoil(u @ matrix[where]),
+            n_rows=len(matrix), n_columns=matrix.shape[1], block_rows=2, dtype=matrix.dtype, device=matrix.device,
+        )  # fmt: skip
+        self.calls = self.at = 0
+
+    def spoil(self, product: Tensor) -> Tensor:
+        self.calls += 1
+        return product * torch.nan if self.calls == self.at else product
+
+
+@pytest.mark.parametrize(
+    "projector", [ExactDual(), ExactPrimal(), Alternating(), Krylov(), Lanczos(rank=6)], ids=lambda p: type(p).__name__
+)
+def test_a_product_that_is_nan_stops_a_projection_or_is_not_used(projector: Projector) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = Spoiled(randn(6, 10, generator=generator, dtype=torch.float64))
+    noise, state = randn(2, 10, generator=generator, dtype=torch.float64), projector.prepare(rows)
+    rows.frobenius()
+    rows.calls = 0
+    expected, calls, stopped = projector.apply(state, noise).directions, rows.calls, 0
+    for at in range(1, calls + 1):
+        rows.calls, rows.at = 0, at
+        try:
+            found = projector.apply(state, noise)
+        except NullBayesError as error:
+            stopped += "NaN or Inf" in str(error)
+        else:
+            torch.testing.assert_close(found.directions, expected, rtol=0, atol=0)
+            assert found.info.converged.all()
+    assert stopped >= 0.8 * calls  # the others come after the end
+
+
+def test_rows_whose_lengths_overflow_are_refused_by_lanczos_too() -> None:
+    rows = nb.DenseRows(randn(6, 10, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1e200)
+    with pytest.raises(NullBayesError, match="NaN or Inf"):
+        Lanczos(rank=3).apply(Lanczos(rank=3).prepare(rows), torch.ones(2, 10, dtype=torch.float64))
+
+
 # --- float32 ---
 
 

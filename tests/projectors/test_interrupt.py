@@ -141,6 +141,20 @@ def test_interrupted_fit_is_a_posterior() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+def test_interrupted_extension_keeps_the_earlier_samples() -> None:
+    model, data = MLP.build(), [CLASSIFICATION.data(n=6)]
+    projector = Stopping(Krylov(Alternating(block_rows=6), rtol=1e-3), sweeps=10**6)
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(data, 3, projector=projector, progress=False)
+    earlier, projector.sweeps = posterior.directions, 1
+    with pytest.warns(ConvergenceWarning, match="2 of 2 samples did not reach .*stopped by the user"):
+        posterior.extend(2, progress=False)
+    torch.testing.assert_close(posterior.directions[:3], earlier, rtol=0, atol=0)
+    report = posterior.report
+    assert (report.converged, report.n_samples, len(report.residual)) == (False, 5, 5)
+    assert max(report.residual[:3]) <= 1e-3 < min(report.residual[3:])
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 def test_interrupted_exact_variance_is_none() -> None:
     posterior = fitted(LONG["Alternating"], 2)
     with pytest.warns(ConvergenceWarning, match="stopped by the user"), pytest.raises(KeyboardInterrupt):

@@ -265,7 +265,10 @@ def _difference(i: int, found: Mapping[str, Any], expected: Mapping[str, Any]) -
         if got[1] != wanted[1]:
             return f"Batch {i} holds {path} of type {got[1]}, the earlier ones {wanted[1]}: convert all to one type."
         if isinstance(got[0], tuple):
-            return f"Batch {i} holds examples of shape {got[0]}, the earlier ones {wanted[0]}: pad all to one shape."
+            return (
+                f"Batch {i} holds {path} of shape {got[0]} an example, the earlier ones {wanted[0]}: pad all to one "
+                'shape (a tokenizer or collator that pads each batch by itself: padding="max_length").'
+            )
         got, wanted = got[0], wanted[0]
     return (
         f"Batch {i} holds {got!r} as {path}, the earlier ones {wanted!r}: what has no entry for each example belongs "

@@ -7,6 +7,7 @@ user's module keeps its mode, its gradients and its attributes.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import fnmatch
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -240,9 +241,18 @@ def _select(model: nn.Module, parameters: Selection) -> dict[str, nn.Parameter]:
         raise ModelError(msg)
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in everything):
-            msg = f"parameters={pattern!r} matches none of {', '.join(list(everything)[:8])}, ..."
-            raise ModelError(msg)
+            raise ModelError(_no_match(pattern, list(everything)))
     return {n: p for n, p in everything.items() if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)}
+
+
+def _no_match(pattern: str, names: list[str]) -> str:
+    """Say what a pattern that matches nothing may have meant: all of a layer, or a name like it."""
+    for longer in (f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"):
+        if fnmatch.filter(names, longer):
+            return f"parameters={pattern!r} is the name of no parameter: {longer!r} would match some."
+    alike = difflib.get_close_matches(pattern, names, 8) or names[:8]
+    more = ", ..." if len(names) > len(alike) else ""
+    return f"parameters={pattern!r} matches none of {', '.join(alike)}{more}: pass a name of these, or a glob."
 
 
 def _check_uniform(chosen: Mapping[str, Tensor]) -> None:

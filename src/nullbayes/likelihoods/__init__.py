@@ -2,6 +2,10 @@ r"""Likelihoods: a loss for each example, its curvature in output space, and wha
 
 Outputs come as the model gives them: (n, O), or with more dimensions, such as (n, C, H, W) for an image of classes or
 (n, T, C) for a sequence of them. A likelihood that does not fit the outputs or the targets is refused.
+
+A name stands for a likelihood with its defaults: "classification" for ``Classification(class_dim, ignore_index)``,
+"regression" for ``Regression(sigma_noise)``, "binary" and "multilabel" for ``Bernoulli``. A callable
+``(outputs, targets) -> losses``, one loss an example, is one as well.
 """
 
 from __future__ import annotations

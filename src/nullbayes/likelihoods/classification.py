@@ -41,7 +41,7 @@ class Classification(Likelihood):
         if outputs.shape[1:].numel() == 1:
             msg = (
                 'The network has one output, but "classification" needs a logit for each class '
-                '(softmax of one logit is always 1): use likelihood="binary".'
+                '(softmax of one logit is always 1): use likelihood="binary" or "regression".'
             )
             raise LikelihoodError(msg)
         dim = self._dimension(outputs, targets)

@@ -69,6 +69,11 @@ class SamplePosterior:
         self._precision: float | None = None
         self._precision_rule = _check_precision(prior_precision)
 
+    def __repr__(self) -> str:
+        """Say what it is of, and how many samples it has."""
+        samples = "" if self._directions is None else f", {len(self._directions)} samples"
+        return f"{type(self).__name__}({self._likelihood.name}, {self._network.n_parameters:,} parameters{samples})"
+
     # --- the samples -------------------------------------------------------------------------------------------
 
     @property

@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
 
 from nullbayes import io
-from nullbayes.errors import FileError, NullBayesWarning
+from nullbayes.errors import FileError, NullBayesWarning, SettingsError
 from nullbayes.jacobian.fingerprint import fingerprint, raw
 from nullbayes.posteriors.noise import draw_seed
 from nullbayes.posteriors.setup import Asked, Setup, set_up
@@ -80,7 +80,10 @@ class Checkpoint:
             self._compare(problem, header["problem"])
             if seed is not None and seed != header["seed"]:
                 self._refuse("its generator had another seed (none need be passed)")
-            seed, setup = header["seed"], set_up(asked, **header["memory"])
+            try:
+                seed, setup = header["seed"], set_up(asked, **header["memory"])
+            except SettingsError:
+                self._refuse("its memory is too small for it")
         assert seed is not None
         problem["plan"] = str(setup)
         problem["noise"] = "N(0, I)" if noise is None else hashlib.sha256(raw(noise(seed))).hexdigest()
@@ -155,8 +158,7 @@ class Checkpoint:
         if header.get("kind") != KIND:
             msg = f"{self._path} holds a posterior, not a checkpoint: pass another path as checkpoint."
             raise FileError(msg)
-        whole = {"problem", "seed", "memory", "digest"} <= set(header)
-        if not whole or header["digest"] != fingerprint(sorted(tensors.items())):
+        if not _is_whole(header) or header["digest"] != fingerprint(sorted(tensors.items())):
             msg = f"The checkpoint {self._path} was altered since it was written: {advice}"
             raise FileError(msg)
         return tensors, header
@@ -170,7 +172,7 @@ class Checkpoint:
         if shown:
             self._refuse("; ".join(shown))
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str) -> NoReturn:
         msg = (
             f"The checkpoint {self._path} belongs to another fit: {why}. Call fit as it was called then, delete the "
             "file, or pass another path as checkpoint."
@@ -181,6 +183,16 @@ class Checkpoint:
 def _memory(setup: Setup) -> dict[str, int]:
     """Return what a plan was made from, to make it again."""
     return {"limit": setup.limit, "host": setup.host, "halvings": len(setup.notes)}
+
+
+def _is_whole(header: Mapping[str, Any]) -> bool:
+    """Say whether a header has what a fit goes on from, as a fit could have written it."""
+    memory = header.get("memory")
+    if not (isinstance(header.get("problem"), dict) and "digest" in header and isinstance(memory, dict)):
+        return False
+    if memory.keys() != {"limit", "host", "halvings"} or any(type(n) is not int or n < 0 for n in memory.values()):
+        return False
+    return type(header.get("seed")) is int
 
 
 def _form(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:

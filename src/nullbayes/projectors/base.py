@@ -171,6 +171,9 @@ def relative(norms: Tensor, reference: Tensor) -> Tensor:
     return torch.where(reference > 0, norms / reference.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
 
 
+_NOT_FINITE = "The projection produced NaN or Inf: look for extreme values in the rows."
+
+
 def targets(projector: Projector, rows: Rows, noise: Tensor, before: Tensor, typical: float = 0.0) -> Tensor:  # (S,)
     """Return what ``|A v|`` has to come down to: the one stopping sentence.
 
@@ -182,7 +185,10 @@ def targets(projector: Projector, rows: Rows, noise: Tensor, before: Tensor, typ
     expected = typical * lengths / rows.n_columns**0.5  # of isotropic noise as long as this one
     target = torch.clamp(projector.rtol * torch.maximum(before, expected), min=projector.atol)
     rounding = 4.0 * torch.finfo(rows.dtype).eps * rows.frobenius() * lengths
-    return torch.where(before <= rounding, torch.maximum(target, rounding), target)
+    target = torch.where(before <= rounding, torch.maximum(target, rounding), target)
+    if not torch.isfinite(target).all():  # to which nothing would compare as larger
+        raise NullBayesError(_NOT_FINITE)
+    return target
 
 
 def conclude(
@@ -205,12 +211,11 @@ def conclude(
     ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway, if the rows are no approximation;
     ``typical`` as in :func:`targets`; ``callback`` for a method that has not called it yet.
     """
-    if not torch.isfinite(directions).all():
-        msg = "The projection produced NaN or Inf: look for extreme values in the rows."
-        raise NullBayesError(msg)
     if norms is None or rows.reference is not rows:
         norms = rows.reference.norms(torch.cat([directions, noise])).split(len(noise))
     after, before = norms
+    if not (torch.isfinite(directions).all() and torch.isfinite(after).all()):
+        raise NullBayesError(_NOT_FINITE)
     converged = after <= targets(projector, rows, noise, before, typical)
     if failure is Outcome.CONVERGED:  # on rows that approximate those it was judged by
         failure = Outcome.ROUNDED
