@@ -85,6 +85,14 @@ def test_the_nll_of_unlikely_targets_stays_finite() -> None:
     assert predictive.mean_nll(outputs, targets, Regression(0.1)) == pytest.approx(0.5 * 1e8 / 0.01)
 
 
+def test_the_nll_of_a_regression_is_that_of_a_density() -> None:
+    generator = torch.Generator().manual_seed(0)
+    outputs, targets = (randn(*shape, generator=generator).double() for shape in ((4, 5, 3), (5, 3)))
+    densities = torch.distributions.Normal(outputs, 0.3).log_prob(targets).sum(2).exp().mean(0)
+    nll = predictive.mean_nll(outputs, targets, Regression(0.3))
+    assert nll == pytest.approx(float(-densities.log().mean()))
+
+
 def test_information_is_never_negative_and_zero_for_equal_samples() -> None:
     outputs = randn(1, 5, 3, generator=torch.Generator().manual_seed(0)).double().expand(4, -1, -1)
     prediction = predictive.summarize(outputs, Classification())

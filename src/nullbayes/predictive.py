@@ -157,4 +157,5 @@ def score(prediction: Prediction, likelihood: Likelihood, kind: str) -> Tensor: 
 def mean_nll(samples: Tensor, targets: Tensor, likelihood: Likelihood) -> float:  # (S, N, ...)
     """Return minus the mean log of the *mean* predictive density at the targets."""
     losses = torch.stack([likelihood.loss(outputs, targets) for outputs in samples]).double()
-    return math.log(len(losses)) - float(torch.logsumexp(-losses, 0).mean())
+    constant = math.log(len(losses)) + likelihood.constant(samples[0, 0].numel())
+    return constant - float(torch.logsumexp(-losses, 0).mean())

@@ -25,7 +25,7 @@ class Likelihood(ABC):
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:  # (n, ...) -> (n,)
-        """Return minus the log-likelihood of each example (up to a constant for a Gaussian), summed over positions."""
+        """Return minus the log-likelihood of each example up to :meth:`constant`, summed over positions."""
 
     @abstractmethod
     def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:  # (n, ...) -> (n, ...)
@@ -33,6 +33,10 @@ class Likelihood(ABC):
 
         That is by :math:`L`, with :math:`L^\top L` the Hessian of the loss of each example.
         """
+
+    def constant(self, n_outputs: int) -> float:
+        """Return what the loss of an example with so many outputs lacks of minus the log-likelihood."""
+        return 0.0
 
     def counted(self, outputs: Tensor, targets: Tensor) -> Tensor | None:  # (n, ...) -> bool (n, ...)
         """Return which outputs the targets speak of; None for all of them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -97,6 +98,10 @@ class Regression(Likelihood):
         """Return half the squared residual over the variance, summed over the outputs."""
         residual = (outputs - targets.reshape(outputs.shape).to(outputs.dtype)) / (self.sigma_noise or 1.0)
         return 0.5 * residual.square().flatten(1).sum(1)
+
+    def constant(self, n_outputs: int) -> float:
+        """Return the logarithm of a Gaussian's normalization, for each output."""
+        return n_outputs * math.log((self.sigma_noise or 1.0) * math.sqrt(2.0 * math.pi))
 
     def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
         """Divide by the standard deviation."""

@@ -116,7 +116,7 @@ class FitCheck:
     output_std : float
         The spread of the network's own outputs, to compare these with.
     nll_model, nll_posterior : float
-        Of the network, and of the mean prediction (without the constant of a Gaussian).
+        Minus the mean log-likelihood of an example: of the network, and of the mean prediction.
     accuracy_model, accuracy_posterior : float or None
         Share of right classes (or right labels); None for likelihoods without classes.
     """

@@ -23,6 +23,8 @@ from nullbayes.precision import full_precision
 
 Callback = Callable[[int, Tensor], None]  # (sweeps so far, relative residual of each sample)
 
+_NOT_FINITE = "The projection produced NaN or Inf: look for extreme values in the rows."
+
 
 class Store(Protocol):
     """Where an iteration leaves its state, named tensors, for another one to go on from."""
@@ -169,9 +171,6 @@ def check_noise(rows: Rows, noise: Tensor) -> Tensor:
 def relative(norms: Tensor, reference: Tensor) -> Tensor:
     """Return ``norms / reference``, and 0 where there was nothing to remove."""
     return torch.where(reference > 0, norms / reference.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-
-
-_NOT_FINITE = "The projection produced NaN or Inf: look for extreme values in the rows."
 
 
 def targets(projector: Projector, rows: Rows, noise: Tensor, before: Tensor, typical: float = 0.0) -> Tensor:  # (S,)
