@@ -270,6 +270,7 @@ class SamplePosterior:
             "kernel_dimension": self._kernel_dimension,
             "likelihood": {"name": self._likelihood.name, **self._likelihood.settings()},
             "output_fn": self._network.output_fn is not the_output,
+            "inputs": self._network.trained_on,
             **self._header(),
         }
         io.save(path, {"directions": self.directions, **self._tensors()}, header)
@@ -338,6 +339,7 @@ class SamplePosterior:
         if not torch.isfinite(directions).all():
             msg = "The file's directions are not finite: it was altered, fit and save again."
             raise FileError(msg)
+        network.trained_on = header["inputs"]
         posterior._directions = directions.to(network.device)
         posterior._kernel_dimension = float(header["kernel_dimension"])
         posterior._restore(tensors, header)

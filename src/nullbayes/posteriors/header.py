@@ -82,7 +82,7 @@ _REPORT: Mapping[str, Test] = {
 _COMMON: Mapping[str, Test] = {
     "format_version": _count, "kind": _text, "parameters": _list_of(_parameter), "fingerprint": _text,
     "prior_precision": _positive, "kernel_dimension": _not_negative, "likelihood": _fields, "report": _fields,
-    "output_fn": _flag,
+    "output_fn": _flag, "inputs": _text,
 }  # fmt: skip
 _BASELINE_REPORT: Mapping[str, Test] = {
     name: _REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
