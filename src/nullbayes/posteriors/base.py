@@ -22,6 +22,7 @@ from nullbayes.jacobian.modules import unwrapped
 from nullbayes.jacobian.network import Network, OutputFn, Selection, the_output
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
+from nullbayes.posteriors.copies import Copied
 from nullbayes.posteriors.report import FitCheck
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Prediction, mean_nll, predict, score
@@ -29,7 +30,7 @@ from nullbayes.predictive import Prediction, mean_nll, predict, score
 _CHUNK = 8192  # examples times samples in memory at a time
 
 
-class SamplePosterior:
+class SamplePosterior(Copied):
     """A network and a set of directions around its parameters.
 
     Parameters
@@ -274,6 +275,9 @@ class SamplePosterior:
             **self._header(),
         }
         io.save(path, {"directions": self.directions, **self._tensors()}, header)
+
+    def _functions(self) -> dict[str, Any]:
+        return {"likelihood": self._asked, "batch_fn": self._batch_fn, "output_fn": self._network.output_fn}
 
     def _header(self) -> dict[str, Any]:
         """Return what a method adds to the header."""

@@ -136,9 +136,8 @@ class KernelPosterior(SamplePosterior):
             def work(now: Setup) -> None:
                 if self._state is None or str(now) != str(self._built[1]):
                     self._rebuild(asked, now)
-                notes = list(now.notes[len(setup.notes) :])
-                if now.at_once < n_samples:
-                    notes.append(f"memory ran out; extend drew the samples {now.at_once} at a time")
+                fewer = f"memory ran out; extend drew the samples {now.at_once} at a time"
+                notes = [*now.notes[len(setup.notes) :], *([fewer] if now.at_once < n_samples else [])]
                 going = True
                 while going and self.n_samples < wanted:
                     going = self._draw(min(now.at_once, wanted - self.n_samples), bar)
@@ -228,12 +227,13 @@ class KernelPosterior(SamplePosterior):
         assert self._report is not None
         self.release()
         new = self._build(asked, setup)
-        self._report.update({name: new[name] for name in ("projector", "reason", "route")})
+        self._report = {**self._report, **{name: new[name] for name in ("projector", "reason", "route")}}
 
     def _note(self, notes: list[str]) -> None:
         """Add to the notes of the report what is not among them."""
         assert self._report is not None
-        self._report["notes"] = tuple(dict.fromkeys([*self._report["notes"], *notes]))[-MOST_NOTES:]
+        every = tuple(dict.fromkeys([*self._report["notes"], *notes]))
+        self._report = {**self._report, "notes": every[-MOST_NOTES:]}
 
     @full_precision()
     def _draw(self, n_samples: int, bar: Progress, store: Checkpoint | None = None) -> bool:
@@ -241,7 +241,7 @@ class KernelPosterior(SamplePosterior):
         assert self._report is not None
         assert self._projector is not None
         assert self._rows is not None
-        report, have = self._report, 0 if self._directions is None else len(self._directions)
+        report, have = dict(self._report), 0 if self._directions is None else len(self._directions)
         if self._base is None:
             drawn = noise.normal(self._network, report["seed"], have, n_samples)
         else:
@@ -258,8 +258,7 @@ class KernelPosterior(SamplePosterior):
         estimates = traces(drawn[measured].to(new.device), projection.directions[measured])
         with self._meter.phase("measure"):
             squares = train_std(self._jacobian, self._rows, new) ** 2, report.get("train_std", 0.0) ** 2
-        directions = new if self._directions is None else torch.cat([self._directions, new])
-        self._directions = directions  # from here on nothing is left that could fail for want of memory
+        self._directions = new if self._directions is None else torch.cat([self._directions, new])
         report["residual"] += tuple(float(r) for r in info.residual[:n_samples])
         report["converged"] &= bool(info.converged[:n_samples].all())
         report["sweeps"] = max(report["sweeps"], info.sweeps)
@@ -267,6 +266,7 @@ class KernelPosterior(SamplePosterior):
         report["rank"] = info.rank
         report["train_std"] = math.sqrt((n_samples * squares[0] + have * squares[1]) / (have + n_samples))
         report["seconds"], report["peak_memory"] = dict(self._meter.seconds), self._meter.peak()
+        self._report = report
         self._kernel_dimension = self._dimension()[0]
         if self._precision_rule in ("optimal", "paper"):
             self._precision = None  # the estimate of the rank has changed
@@ -373,13 +373,16 @@ class KernelPosterior(SamplePosterior):
         _ = self.directions  # says what to do before fit
         self._network.check_unchanged()
         if self._state is None:
-            msg = (
-                "This needs the projector over the training rows, which a file does not hold: "
-                "call prepare(loader) first."
-            )
+            msg = "This needs the training rows, which no file or copy holds: call prepare(loader) first."
             raise NotFittedError(msg)
 
-    # --- files --------------------------------------------------------------------------------------------------------
+    # --- files and copies ---------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the training data and all that was built on them, as a file does."""
+        held = ("_rows", "_state", "_projector", "_jacobian", "_built", "_meter")
+        state = {name: value for name, value in vars(self).items() if name not in held}
+        return state if self._base is None else {**state, "_base": noise.lost}
 
     def _header(self) -> dict[str, Any]:
         if self._report is None:
