@@ -90,3 +90,8 @@ each_baseline = pytest.mark.parametrize("method", BASELINES, ids=lambda method: 
 each_sampler = pytest.mark.parametrize(
     "method", [m for m in METHODS if m.samples], ids=lambda method: method.name
 )  # fmt: skip
+
+
+def answer(method: Method, posterior: Any) -> torch.Tensor:
+    """What a method says about new inputs: samples, or its score."""
+    return posterior.predict(X_NEW).samples if method.samples else posterior.ood_score(X_NEW)
