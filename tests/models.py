@@ -6,6 +6,7 @@ Nothing here uses the library, except for the names of its likelihoods.
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -324,7 +325,11 @@ MULTILABEL = Task(
     lambda f, y: ((1 + f.exp()).log() - y * f).sum(),
 )  # fmt: skip
 REGRESSION = Task(
-    "regression", nb.likelihoods.Regression(0.5), 2, _normal(2), lambda f, y: ((f - y) ** 2).sum() / (2 * 0.5**2)
+    "regression",
+    nb.likelihoods.Regression(0.5),
+    2,
+    _normal(2),
+    lambda f, y: ((f - y) ** 2 / (2 * 0.5**2) + math.log(0.5 * math.sqrt(2 * math.pi))).sum(),
 )
 CUSTOM = Task("custom", cauchy, 2, _normal(2), lambda f, y: (1 + (f - y) ** 2).log().sum())
 TASKS = (CLASSIFICATION, BINARY, MULTILABEL, REGRESSION, CUSTOM)

@@ -127,7 +127,7 @@ def test_a_loaded_posterior_goes_on_where_it_was(kind: type, options: dict[str, 
     part.save(tmp_path / "file")
     loaded = nb.load(tmp_path / "file", MLP.build())
     for ask in (lambda: loaded.extend(3), lambda: loaded.functional_variance(X_NEW, exact=True)):
-        with pytest.raises(NotFittedError, match=r"a file does not hold.*prepare\(loader\)"):
+        with pytest.raises(NotFittedError, match=r"no file or copy holds.*prepare\(loader\)"):
             ask()
     assert loaded.prepare(data, projector=EXACT) is loaded
     loaded.extend(3, progress=False)
@@ -148,7 +148,7 @@ def test_a_loaded_posterior_with_a_base_does_not_go_on_with_another(tmp_path: Pa
     loaded.prior_precision = "optimal"
     assert loaded.prior_precision == posterior.prior_precision == 1.0
     loaded.prepare([CLASSIFICATION.data()], projector=EXACT)
-    with pytest.raises(SettingsError, match="base distribution, which a file does not hold"):
+    with pytest.raises(SettingsError, match="base distribution, which no file or copy holds"):
         loaded.extend(2, progress=False)
     with pytest.raises(SettingsError, match="exact=False"):
         loaded.functional_variance(X_NEW, exact=True)

@@ -15,6 +15,10 @@ class DataError(NullBayesError, ValueError):
     """The loader, a batch or a target is not what the computation needs."""
 
 
+class InputError(DataError, RuntimeError):
+    """The network could do nothing with inputs that are not like those it was trained on."""
+
+
 class ModelError(NullBayesError, ValueError):
     """The model or its parameters cannot be used as they are."""
 

@@ -36,6 +36,12 @@ def closed_form(n_parameters: int, kernel_dimension: float, theta_squared: float
     return rank / theta_squared
 
 
+def most_evident(rows: Rows, theta_squared: float, start: float) -> float:
+    """Return the precision with the largest marginal likelihood, looked for from ``start``."""
+    values, weights = spectrum(rows, torch.Generator().manual_seed(0))
+    return maximize(lambda alpha: evidence(alpha, values, weights, theta_squared), start, "marginal likelihood")
+
+
 def maximize(objective: Callable[[float], float], start: float, what: str) -> float:
     """Maximize a function of the precision: a grid in powers of ten around ``start``, then golden section."""
     grid = [math.log(start) + math.log(10.0) * 0.5 * i for i in range(int(-2 * _DECADES), int(2 * _DECADES) + 1)]

@@ -129,7 +129,7 @@ def test_an_older_format_asks_for_a_new_fit(version: int, saved: Path) -> None:
 
 FIELDS = (
     "kind", "parameters", "fingerprint", "prior_precision", "kernel_dimension", "likelihood", "based", "report",
-    "output_fn",
+    "output_fn", "inputs",
     "hessian", "likelihood.name", "likelihood.class_dim", "likelihood.ignore_index",
     *(f"report.{key}" for key in (
         "projector", "reason", "route", "n_data", "n_rows", "tolerance", "sweeps", "residual", "converged", "traces",
@@ -170,7 +170,7 @@ NEVER = {
 
 @pytest.mark.parametrize("value", NEVER.values(), ids=NEVER)
 def test_a_field_that_cannot_be_is_refused_by_name(value: Any, saved: Path) -> None:
-    texts = ("fingerprint", "report.data", "report.projector", "report.reason", "report.route")
+    texts = ("fingerprint", "inputs", "report.data", "report.projector", "report.reason", "report.route")
     good = saved.read_bytes()
     for field in FIELDS:
         if (value is None and field in MAY_BE_NONE) or (value == "poisson" and field in texts):

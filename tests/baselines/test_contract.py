@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,95 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
+from baselines.methods import BASELINES, X_NEW, Method, answer, each_baseline, each_method, each_sampler
 from drawing import randint, randn
 from models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, TASKS, Task, batches
-from nullbayes import baselines, io
-from nullbayes.errors import DataError, FileError, LikelihoodError, ModelError, NotFittedError, SettingsError
+from nullbayes import baselines
+from nullbayes.errors import LikelihoodError, NotFittedError, SettingsError
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
-
-X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
-SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
-
-
-@dataclass(frozen=True)
-class Method:
-    """A method, what its fit needs beside the data, and what it can do."""
-
-    kind: type
-    extra: Callable[[nn.Module], dict[str, Any]] = lambda model: {}  # what fit needs beside the data
-    samples: bool = True  # whether it predicts
-    prior: bool = True
-    custom: bool = False  # whether it takes a loss of one's own
-    pred_types: tuple[str, ...] = ("linearized", "sampled")
-    scores: tuple[str, ...] = SCORES  # the first is the default
-
-    @property
-    def name(self) -> str:
-        return self.kind.__name__
-
-    def make(self, task: Task = CLASSIFICATION, model: nn.Module | None = None, **settings: Any) -> Any:
-        return self.kind(model or MLP.build(task.outputs), task.likelihood, **settings)
-
-    def fit(self, task: Task = CLASSIFICATION, n_samples: int = 4, seed: int = 0, **settings: Any) -> Any:
-        model = settings.pop("model", None) or MLP.build(task.outputs)
-        fitting = {"generator": torch.Generator().manual_seed(seed), "progress": False, **self.extra(model), **settings}
-        return self.make(task, model).fit(fitting.pop("loader", [task.data()]), n_samples, **fitting)
-
-
-def jitter(model: nn.Module, generator: torch.Generator, scale: float = 0.1) -> None:
-    """Stand in for an epoch of training: every parameter moves a little."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
-            parameter += scale * drawn.to(parameter)
-
-
-def epochs(model: nn.Module) -> dict[str, Any]:
-    """For SWAG: a function that trains for one epoch."""
-    generator = torch.Generator().manual_seed(5)
-    return {"train": lambda copied: jitter(copied, generator), "n_models": 6}
-
-
-def members(model: nn.Module) -> dict[str, Any]:
-    """For deep ensembles: a function that trains a network from a seed."""
-
-    def train(seed: int) -> nn.Module:
-        member = copy.deepcopy(model)
-        jitter(member, torch.Generator().manual_seed(seed), 0.5)
-        return member
-
-    return {"train": train}
-
-
-METHODS = (
-    Method(nb.ProjectedPosterior, custom=True),
-    Method(nb.LossProjectedPosterior, custom=True),
-    Method(baselines.MAP, prior=False, custom=True, scores=("max_softmax", "max_logit", "entropy")),
-    Method(baselines.DiagonalLaplace),
-    Method(baselines.LastLayerLaplace),
-    Method(baselines.KroneckerLaplace),
-    Method(baselines.LinearizedLaplace),
-    Method(baselines.LanczosLaplace),
-    Method(baselines.SCOD, scores=("scod", *SCORES)),
-    Method(baselines.LocalEnsemble, samples=False, prior=False, scores=("local_ensemble",)),
-    Method(baselines.SketchedLanczos, samples=False, prior=False, scores=("sketched_lanczos",)),
-    Method(baselines.SWAG, epochs, prior=False, custom=True, pred_types=("sampled",)),
-    Method(baselines.DeepEnsemble, members, prior=False, custom=True, pred_types=("sampled",)),
-)
-BASELINES = METHODS[2:]
-each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-each_baseline = pytest.mark.parametrize("method", BASELINES, ids=lambda method: method.name)
-each_sampler = pytest.mark.parametrize(
-    "method", [m for m in METHODS if m.samples], ids=lambda method: method.name
-)  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _needs_curvlinops(request: pytest.FixtureRequest) -> None:
-    """Leave out what an optional dependency gives, where that is missing."""
-    if "method" in request.fixturenames and request.getfixturevalue("method").kind is baselines.KroneckerLaplace:
-        pytest.importorskip("curvlinops")
 
 
 def test_the_table_has_every_method() -> None:
@@ -235,11 +149,6 @@ def test_a_report_before_a_fit_is_refused(method: Method) -> None:
 
 
 # --- seeds and devices ------------------------------------------------------------------------------------------------
-
-
-def answer(method: Method, posterior: Any) -> Tensor:
-    """What a method says about new inputs: samples, or its score."""
-    return posterior.predict(X_NEW).samples if method.samples else posterior.ood_score(X_NEW)
 
 
 @each_method
@@ -383,127 +292,3 @@ def test_a_method_of_ones_own_without_evidence_says_what_to_choose_the_precision
     with pytest.raises(SettingsError, match='Own has no marginal likelihood: use method="grid" or "nll"'):
         posterior.optimize_prior_precision([CLASSIFICATION.data()], "marglik")
     assert posterior.prior_precision == 3.0
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("task", [CLASSIFICATION, REGRESSION], ids=lambda task: task.name)
-@each_method
-def test_a_saved_posterior_answers_the_same(method: Method, task: Task, tmp_path: Path) -> None:
-    model = MLP.build(task.outputs)
-    posterior = method.fit(task, model=model)
-    posterior.save(tmp_path / "posterior")
-    loaded = nb.load(tmp_path / "posterior", copy.deepcopy(model))
-    assert type(loaded) is method.kind
-    if method.samples or task is CLASSIFICATION:
-        assert torch.equal(answer(method, loaded), answer(method, posterior))
-    assert loaded.report.to_dict() == posterior.report.to_dict()
-    assert loaded.prior_precision == posterior.prior_precision
-    loaded.save(tmp_path / "again")
-    again = nb.load(tmp_path / "again", model)
-    assert torch.equal(answer(method, again), answer(method, posterior))
-    if method.prior and method in BASELINES:
-        loaded.prior_precision = posterior.prior_precision = 7.0
-        torch.testing.assert_close(answer(method, loaded), answer(method, posterior), rtol=1e-10, atol=1e-12)
-
-
-@each_method
-def test_a_file_of_another_model_is_refused(method: Method, tmp_path: Path) -> None:
-    posterior = method.fit()
-    posterior.save(tmp_path / "posterior")
-    with pytest.raises(FileError, match="other parameters"):
-        nb.load(tmp_path / "posterior", MLP.build(seed=1))
-    with pytest.raises(FileError, match="another structure"):
-        nb.load(tmp_path / "posterior", nn.Linear(4, 3).double())
-
-
-@each_baseline
-def test_tensors_that_do_not_fit_are_refused(method: Method, tmp_path: Path) -> None:
-    """A file whose hash is right, but whose tensors are not those of the method."""
-    model = MLP.build()
-    method.fit(model=model).save(tmp_path / "posterior")
-    tensors, header = io.read(tmp_path / "posterior")
-    added = [name for name in tensors if name != "directions"]
-    for name in added:
-        missing = {other: tensor for other, tensor in tensors.items() if other != name}
-        for changed in ([missing] if len(added) > 1 else []) + [{**tensors, name: tensors[name].flatten()[:-1]}]:
-            io.save(tmp_path / "changed", changed, header)
-            with pytest.raises(FileError, match="fit and save again"):
-                nb.load(tmp_path / "changed", model)
-
-
-# --- bad input --------------------------------------------------------------------------------------------------------
-
-
-def shuffled() -> Any:
-    return DataLoader(TensorDataset(*CLASSIFICATION.data(n=9)), batch_size=3, shuffle=True)
-
-
-@pytest.mark.parametrize(
-    ("ask", "error", "advice"),
-    [
-        (lambda m: m.fit(loader=shuffled()), DataError, "shuffle=False"),
-        (lambda m: m.fit(loader=[]), DataError, "empty"),
-        (lambda m: m.fit(loader=[(X_NEW, torch.full((4,), 3))]), LikelihoodError, "labels must be 0 to 2"),
-        (lambda m: m.fit(loader=[(X_NEW.clone().fill_(float("nan")), torch.zeros(4).long())]), DataError, "NaN"),
-        (lambda m: m.fit(memory_limit="much"), SettingsError, "8GB"),
-        (lambda m: m.fit(n_samples=0), SettingsError, "n_samples must be at least"),
-        (lambda m: m.make().ood_score(X_NEW), NotFittedError, r"call fit\(loader\) first"),
-        (lambda m: m.make().predict(X_NEW), NotFittedError, r"call fit\(loader\) first"),
-        (lambda m: m.make().save("nowhere"), NotFittedError, r"call fit\(loader\) first"),
-        (lambda m: m.make(parameters="nothing.*"), ModelError, "matches none of"),
-        (lambda m: m.fit().ood_score(X_NEW * float("inf")), DataError, "NaN"),
-    ],
-)  # fmt: skip
-@each_method
-def test_what_cannot_be_used_is_refused(method: Method, ask: Any, error: type[Exception], advice: str) -> None:
-    with pytest.raises(error, match=advice):
-        ask(method)
-
-
-@pytest.mark.parametrize("method", [m for m in METHODS if not m.samples], ids=lambda method: method.name)
-def test_a_score_that_is_asked_for_predictions_says_what_to_use_instead(method: Method) -> None:
-    posterior = method.fit()
-    for ask in (posterior, posterior.predict, posterior.check_fit, posterior.sample):
-        with pytest.raises(SettingsError, match=r"makes no predictions.*nb\.ProjectedPosterior"):
-            ask(X_NEW)
-
-
-@each_sampler
-def test_predictions_that_make_no_sense_are_refused(method: Method) -> None:
-    posterior = method.fit()
-    with pytest.raises(SettingsError, match="pred_type must be"):
-        posterior.predict(X_NEW, pred_type="guess")
-    with pytest.raises(SettingsError, match="n_samples must be"):
-        posterior.predict(X_NEW, n_samples=99)
-
-
-@each_method
-def test_a_model_that_changed_is_refused(method: Method) -> None:
-    model = MLP.build()
-    posterior = method.fit(model=model)
-    with torch.no_grad():
-        model[0].weight.add_(1.0)
-    with pytest.raises(ModelError, match="has changed"):
-        posterior.ood_score(X_NEW)
-    with pytest.raises(ModelError, match="has changed"):
-        posterior.fit([CLASSIFICATION.data()], 4, progress=False, **method.extra(MLP.build()))
-
-
-@each_baseline
-def test_a_loss_of_ones_own_is_taken_or_refused(method: Method) -> None:
-    if method.custom:
-        method.fit(CUSTOM)
-        return
-    with pytest.raises(LikelihoodError, match="Hessian"):
-        method.fit(CUSTOM)
-
-
-@each_method
-def test_a_failed_fit_leaves_nothing_behind(method: Method) -> None:
-    posterior = method.fit()
-    with pytest.raises(LikelihoodError):
-        posterior.fit([(X_NEW, torch.full((4,), 3))], 4, progress=False, **method.extra(MLP.build()))
-    with pytest.raises(NotFittedError):
-        posterior.ood_score(X_NEW)

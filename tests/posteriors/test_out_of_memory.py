@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +15,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import nullbayes as nb
 from drawing import randn
-from models import CLASSIFICATION, MLP
 from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
@@ -28,10 +26,9 @@ from nullbayes.memory import is_out_of_memory
 from nullbayes.posteriors import checkpoint
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.projectors import Alternating, ExactDual, Krylov, Lanczos
+from posteriors.starving import DATA, Hungry, Plain, fit, forked, in_a_process, on_linux, problem, starve
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
-
-MIB = 2**20
 
 # --- too little address space -----------------------------------------------------------------------------------------
 
@@ -43,36 +40,6 @@ STARVED: dict[str, tuple[Any, int, str]] = {
     "no matrix of all rows": (ExactDual(rtol=0.1), 30, "nb.projectors.Krylov(nb.projectors.Alternating(block_rows="),
     "no basis of that rank": (Lanczos(rank=2500, rtol=0.1), 30, "lower rank, or use projector=\"auto\""),
 }  # fmt: skip
-
-
-def problem(device: str = "cpu") -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
-    """2,500 rows of 26,122 parameters."""
-    torch.manual_seed(0)
-    hidden = [nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh()]
-    model = nn.Sequential(*hidden, nn.Linear(128, 10)).to(device)
-    return model, [(torch.randn(250, 64).to(device), torch.randint(0, 10, (250,)).to(device))]
-
-
-def fit(model: nn.Module, data: Any, projector: Any, **options: Any) -> Any:
-    generator, n = torch.Generator().manual_seed(0), options.pop("n_samples", 8)
-    posterior = options.pop("kind", nb.ProjectedPosterior)(model, prior_precision=1.0)
-    return posterior.fit(data, n, projector=projector, tolerance=0.1, generator=generator, progress=False, **options)
-
-
-def starve(mib: int) -> None:
-    import resource
-
-    lines = Path("/proc/self/status").read_text().splitlines()
-    used = int(next(line for line in lines if line.startswith("VmSize")).split()[1]) * 1024
-    resource.setrlimit(resource.RLIMIT_AS, (used + mib * MIB, resource.RLIM_INFINITY))
-
-
-def forked(work: Callable[[], None]) -> int:
-    """Work in a copy of this process; return how that ended."""
-    if not (child := os.fork()):
-        work()
-        os._exit(0)
-    return os.waitpid(child, 0)[1]
 
 
 def starved(folder: Path) -> None:
@@ -125,27 +92,11 @@ def starved(folder: Path) -> None:
     assert os.waitstatus_to_exitcode(forked(killed)) == 9
 
 
-def in_a_process(*arguments: str) -> str:
-    variables = {  # one arena: what others keep in reserve would be taken beyond the limit
-        "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1", "PYTHONWARNINGS": "ignore",
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, __file__, *arguments],
-        env={**os.environ, **variables, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("starved")
-    in_a_process("starve", str(place))
+    in_a_process(__file__, "starve", str(place))
     return place
-
-
-on_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs limits of the address space")
 
 
 @on_linux
@@ -204,7 +155,7 @@ def starved_gpu() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_too_little_memory_of_a_gpu_makes_a_smaller_fit_or_a_sentence() -> None:
-    found, refused = (json.loads(line) for line in in_a_process("starve a gpu").splitlines()[-2:])
+    found, refused = (json.loads(line) for line in in_a_process(__file__, "starve a gpu").splitlines()[-2:])
     assert "memory ran out where" in found["notes"][0]
     assert found["converged"]
     assert STARVED["no matrix of all rows"][2] in refused["error"]
@@ -212,40 +163,6 @@ def test_too_little_memory_of_a_gpu_makes_a_smaller_fit_or_a_sentence() -> None:
 
 
 # --- an allocation that fails once ------------------------------------------------------------------------------------
-
-
-class Hungry(nn.Module):
-    """A network that asks for more memory than there is, the so many-th time it is called, and only then."""
-
-    calls = fails_at = 0  # of the class: the library works with a copy of the network
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = MLP.build()
-
-    def forward(self, x: Tensor) -> Tensor:
-        Hungry.calls += 1
-        if Hungry.calls == Hungry.fails_at:
-            torch.empty(2**58, dtype=torch.uint8)
-        return self.inner(x)
-
-    def failing_at(self, call: int) -> Hungry:
-        Hungry.calls, Hungry.fails_at = 0, call
-        return self
-
-
-class Plain(Hungry):
-    """The same, by a parameter that no rule knows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gain = nn.Parameter(torch.ones(3, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * self.gain
-
-
-DATA = [CLASSIFICATION.data(n=6)]
 
 
 def form_rows(model: nn.Module) -> Any:

@@ -55,7 +55,9 @@ class Members(Baseline):
         """Return a member as a network."""
         module = copy.deepcopy(self._network.model)
         module.load_state_dict({name: values[i] for name, values in self._states.items()})
-        return Network(module, output_fn=self._network.output_fn)
+        member = Network(module, output_fn=self._network.output_fn)
+        member.trained_on = self._network.trained_on
+        return member
 
     def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
         model = self._network.model

@@ -133,6 +133,18 @@ def inputs_of(batch: Any, batch_fn: BatchFn | None) -> Any:
     return batch[0] if isinstance(batch, (tuple, list)) and len(batch) in (1, 2) else batch
 
 
+def described(x: Any, path: str = "inputs") -> str:
+    """Say of what shape and type the tensors of an input are, with n for the number of examples."""
+    if isinstance(x, Tensor):
+        shape = f"({', '.join(('n', *map(str, x.shape[1:])))}{',' * (x.ndim == 1)})" if x.ndim else "()"
+        return f"{path} of shape {shape} and type {x.dtype}"
+    if isinstance(x, Mapping):
+        return ", ".join(described(value, f"{path}[{key!r}]") for key, value in x.items())
+    if isinstance(x, (tuple, list)):
+        return ", ".join(described(value, f"{path}[{i}]") for i, value in enumerate(x))
+    return f"{path} of type {type(x).__name__}"
+
+
 def layout(x: Any, y: Tensor) -> dict[str, Any]:
     """Return what must be the same in every batch: shape and type of an example's tensors, and what all share."""
     return dict(_layout(x, "inputs")) | dict(_layout(y, "targets"))

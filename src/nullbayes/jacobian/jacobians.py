@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes.errors import DataError
-from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.batches import BatchFn, described
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.derivatives import check_derivatives
 from nullbayes.jacobian.finite import check_outputs
@@ -39,6 +39,7 @@ def _open(
     network = model if isinstance(model, Network) else Network(model, parameters, output_fn)
     examples = loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device)
     few = examples.read(0, min(8, len(examples)))[0]
+    network.trained_on = described(few)
     check_outputs(examples, 0, network.outputs(few))
     network.check_examples(few)
     check_derivatives(network, few)

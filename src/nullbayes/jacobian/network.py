@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from nullbayes.errors import ModelError
-from nullbayes.jacobian.batches import leaves, map_leaves, n_examples, take_examples
+from nullbayes.errors import InputError, ModelError, NullBayesError
+from nullbayes.jacobian.batches import described, leaves, map_leaves, n_examples, take_examples
 from nullbayes.jacobian.fingerprint import fingerprint
 from nullbayes.jacobian.kernels import differentiable_kernels, eager_parts, recurrent_kernels
 from nullbayes.jacobian.modules import HALF, evaluation_copy, unwrapped
+from nullbayes.memory import is_out_of_memory
 
 OutputFn = Callable[[Any], Tensor]
 Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
@@ -77,6 +78,7 @@ class Network:
         self.dtype, self.device = self.theta.dtype, self.theta.device
         self.lock = threading.RLock()  # parameters and hooks are put into the module for the time of a call
         self.forward_mode = True  # until it is seen to fail
+        self.trained_on = ""  # what its training inputs are like, once they are seen
         self.found: dict[Any, Any] = {}  # what was found out about the network, once for all
 
     def __getstate__(self) -> dict[str, Any]:
@@ -109,14 +111,31 @@ class Network:
         with self.lock, contextlib.ExitStack() as stack:
             for switch in self._switches:
                 stack.enter_context(switch())
-            returned = functional_call(self.module, self.unflatten(flat), args, kwargs)
+            try:
+                returned = functional_call(self.module, self.unflatten(flat), args, kwargs)
+            except Exception as error:
+                if not isinstance(error, NullBayesError) and not is_out_of_memory(error):
+                    self._compare_with_training("failed on", x, error)
+                raise
         outputs = self.output_fn(returned)
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.ndim == 0:
             what = f"{outputs.dtype}, shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs)
             msg = f"The output must be a floating-point tensor with one entry an example, not {what}: see output_fn."
             raise ModelError(msg)
+        if len(outputs) != (n := n_examples(x)):
+            self._compare_with_training(f"gave {len(outputs)} answers to {n}", x)
         outputs = outputs.to(flat.dtype)  # a model may go on in another precision
         return outputs[:, None] if outputs.ndim == 1 else outputs
+
+    def _compare_with_training(self, what: str, x: Any, error: Exception | None = None) -> None:
+        """Say that inputs are not as they were in training, if so, where the network could do nothing with them."""
+        now = described(x)
+        if self.trained_on not in ("", now):
+            msg = (
+                f"The network {what} {now}; in training it had {self.trained_on} (n examples). Pass inputs of that "
+                "form; one example x alone as x[None]."
+            )
+            raise InputError(msg) from error  # a RuntimeError too: after one, another route is tried
 
     def output_shape(self, x: Any) -> tuple[int, ...]:
         """Return the shape of the outputs for one example of such inputs."""

@@ -23,6 +23,7 @@ from nullbayes.jacobian.network import Network, OutputFn, Selection, the_output
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors import spread
+from nullbayes.posteriors.copies import Copied
 from nullbayes.posteriors.report import FitCheck
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Prediction, mean_nll, predict, score
@@ -30,7 +31,7 @@ from nullbayes.predictive import Prediction, mean_nll, predict, score
 _CHUNK = 8192  # examples times samples in memory at a time
 
 
-class SamplePosterior:
+class SamplePosterior(Copied):
     """A network and a set of directions around its parameters.
 
     Parameters
@@ -276,9 +277,13 @@ class SamplePosterior:
             "kernel_dimension": self._kernel_dimension,
             "likelihood": {"name": self._likelihood.name, **self._likelihood.settings()},
             "output_fn": self._network.output_fn is not the_output,
+            "inputs": self._network.trained_on,
             **self._header(),
         }
         io.save(path, {"directions": self.directions, **self._tensors()}, header)
+
+    def _functions(self) -> dict[str, Any]:
+        return {"likelihood": self._asked, "batch_fn": self._batch_fn, "output_fn": self._network.output_fn}
 
     def _header(self) -> dict[str, Any]:
         """Return what a method adds to the header."""
@@ -344,6 +349,7 @@ class SamplePosterior:
         if not torch.isfinite(directions).all():
             msg = "The file's directions are not finite: it was altered, fit and save again."
             raise FileError(msg)
+        network.trained_on = header["inputs"]
         posterior._directions = directions.to(network.device)
         posterior._kernel_dimension = float(header["kernel_dimension"])
         posterior._restore(tensors, header)

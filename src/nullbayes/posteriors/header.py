@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from nullbayes.errors import FileError
 
 Test = Callable[[Any], bool]
+MOST_NOTES = 64
 
 
 def _text(value: Any) -> bool:
@@ -75,13 +76,13 @@ _REPORT: Mapping[str, Test] = {
     "traces": _list_of(_number), "rank": _or_none(_count), "output_std": _not_negative, "seed": _count,
     "train_std": _not_negative, "peak_memory": _or_none(_count),
     "data": _text,
-    "notes": lambda value: isinstance(value, list) and len(value) <= 64 and all(map(_text, value)),
+    "notes": lambda value: isinstance(value, list) and len(value) <= MOST_NOTES and all(map(_text, value)),
     "seconds": lambda value: _fields(value) and all(map(_not_negative, value.values())),
 }  # fmt: skip
 _COMMON: Mapping[str, Test] = {
     "format_version": _count, "kind": _text, "parameters": _list_of(_parameter), "fingerprint": _text,
     "prior_precision": _positive, "kernel_dimension": _not_negative, "likelihood": _fields, "report": _fields,
-    "output_fn": _flag,
+    "output_fn": _flag, "inputs": _text,
 }  # fmt: skip
 _BASELINE_REPORT: Mapping[str, Test] = {
     name: _REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")

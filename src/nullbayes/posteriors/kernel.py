@@ -7,8 +7,9 @@ Which rows :math:`A` has is the only difference between the two.
 from __future__ import annotations
 
 import copy
+import dataclasses
+import math
 import os
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nullbayes import priors
-from nullbayes.errors import CollapseWarning, DataError, FileError, NotFittedError, SettingsError, UnderfitWarning
+from nullbayes.errors import DataError, FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.products import output_rows
@@ -26,8 +27,9 @@ from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise, spread
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.checkpoint import Checkpoint
+from nullbayes.posteriors.header import MOST_NOTES
 from nullbayes.posteriors.progress import Progress
-from nullbayes.posteriors.report import FitReport
+from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.posteriors.resources import Meter
 from nullbayes.posteriors.setup import Asked, Setup, set_up, within_memory
 from nullbayes.precision import full_precision
@@ -41,6 +43,7 @@ class KernelPosterior(SamplePosterior):
     _rows: Rows | None = None
     _projector: Projector | None = None
     _state: Any = None
+    _built: tuple[Asked, Setup]
     _base: noise.Base | None = None
     _report: dict[str, Any] | None = None
     _underfit_advice = "The posterior underfits: use a smaller tolerance or a larger prior_precision."
@@ -114,17 +117,41 @@ class KernelPosterior(SamplePosterior):
                 self._draw(n_samples, bar, store)
 
             within_memory(asked, setup, work, self._forget)
-        self._warn()
+        warn_of(self.report, self._underfit_advice)
         return self
 
     def extend(self, n_samples: int, *, progress: bool = True) -> Self:
-        """Draw more samples and keep the earlier ones: ``fit(10)`` and ``extend(20)`` are ``fit(30)``."""
+        """Draw more samples and keep the earlier ones: ``fit(10)`` and ``extend(20)`` are ``fit(30)``.
+
+        Where memory runs out, fewer are drawn at a time; where one is too many, by a smaller plan, as in ``fit``. The
+        report's notes say so. Where nothing helps, the samples so far stay.
+        """
         if n_samples < 1:
             msg = f"n_samples must be at least 1, not {n_samples}."
             raise SettingsError(msg)
         self._need_state()
+        wanted, (asked, setup) = self.n_samples + n_samples, self._built
         with Progress(show=progress) as bar:
-            self._draw(n_samples, bar)
+
+            def work(now: Setup) -> None:
+                if self._state is None or str(now) != str(self._built[1]):
+                    self._rebuild(asked, now)
+                fewer = f"memory ran out; extend drew the samples {now.at_once} at a time"
+                notes = [*now.notes[len(setup.notes) :], *([fewer] if now.at_once < n_samples else [])]
+                going = True
+                while going and self.n_samples < wanted:
+                    going = self._draw(min(now.at_once, wanted - self.n_samples), bar)
+                    self._note(notes)
+
+            try:
+                single = dataclasses.replace(asked, n_samples=1)  # fewer at a time come first
+                within_memory(single, dataclasses.replace(setup, at_once=n_samples), work, lambda: None)
+            except SettingsError as error:
+                if error.__cause__ is None:
+                    raise
+                again = "" if self._state is not None else " Call prepare(loader) before you extend it again."
+                msg = f"{error} The posterior keeps the {self.n_samples} samples that it has.{again}"
+                raise SettingsError(msg) from error.__cause__
         return self
 
     def prepare(
@@ -187,6 +214,7 @@ class KernelPosterior(SamplePosterior):
             self._rows = rows.stored(setup.storage)
         with self._meter.phase("factors"):
             self._state = method.prepare(self._rows)
+        self._built = asked, setup
         return {
             "projector": type(method).__name__, "reason": setup.reason, "route": rows.route,
             "n_data": len(rows.examples), "n_rows": rows.n_rows, "tolerance": method.rtol, "sweeps": 0, "residual": (),
@@ -194,12 +222,26 @@ class KernelPosterior(SamplePosterior):
             "notes": setup.notes, "data": rows.examples.fingerprint(),
         }  # fmt: skip
 
+    def _rebuild(self, asked: Asked, setup: Setup) -> None:
+        """Build rows and projector by another plan; the samples stay."""
+        assert self._report is not None
+        self.release()
+        new = self._build(asked, setup)
+        self._report = {**self._report, **{name: new[name] for name in ("projector", "reason", "route")}}
+
+    def _note(self, notes: list[str]) -> None:
+        """Add to the notes of the report what is not among them."""
+        assert self._report is not None
+        every = tuple(dict.fromkeys([*self._report["notes"], *notes]))
+        self._report = {**self._report, "notes": every[-MOST_NOTES:]}
+
     @full_precision()
-    def _draw(self, n_samples: int, bar: Progress, store: Checkpoint | None = None) -> None:
+    def _draw(self, n_samples: int, bar: Progress, store: Checkpoint | None = None) -> bool:
+        """Draw all of the samples or, where something fails, none; return whether nobody interrupted it."""
         assert self._report is not None
         assert self._projector is not None
         assert self._rows is not None
-        report, have = self._report, 0 if self._directions is None else len(self._directions)
+        report, have = dict(self._report), 0 if self._directions is None else len(self._directions)
         if self._base is None:
             drawn = noise.normal(self._network, report["seed"], have, n_samples)
         else:
@@ -214,18 +256,24 @@ class KernelPosterior(SamplePosterior):
         info, new = projection.info, projection.directions[:n_samples]
         measured = slice(0, n_samples) if self._base is None else slice(n_samples, None)
         estimates = traces(drawn[measured].to(new.device), projection.directions[measured])
+        with self._meter.phase("measure"):
+            squares = (
+                spread.left_on_training_outputs(self._jacobian, self._rows, new) ** 2,
+                report.get("train_std", 0.0) ** 2,
+            )
         self._directions = new if self._directions is None else torch.cat([self._directions, new])
         report["residual"] += tuple(float(r) for r in info.residual[:n_samples])
         report["converged"] &= bool(info.converged[:n_samples].all())
         report["sweeps"] = max(report["sweeps"], info.sweeps)
         report["traces"] += tuple(float(t) for t in estimates)
         report["rank"] = info.rank
-        with self._meter.phase("measure"):
-            report["train_std"] = spread.left_on_training_outputs(self._jacobian, self._rows, self.directions)
+        report["train_std"] = math.sqrt((n_samples * squares[0] + have * squares[1]) / (have + n_samples))
         report["seconds"], report["peak_memory"] = dict(self._meter.seconds), self._meter.peak()
+        self._report = report
         self._kernel_dimension = self._dimension()[0]
         if self._precision_rule in ("optimal", "paper"):
             self._precision = None  # the estimate of the rank has changed
+        return info.outcome is not Outcome.INTERRUPTED
 
     def _resolve_precision(self, rule: str | float) -> float:
         if isinstance(rule, str) and self._base is not None:
@@ -259,22 +307,6 @@ class KernelPosterior(SamplePosterior):
             collapsed=dimension <= max(1.0, 1e-4 * p), seconds=dict(values["seconds"]),
             peak_memory=values["peak_memory"], notes=tuple(values.get("notes", ())),
         )  # fmt: skip
-
-    def _warn(self) -> None:
-        report = self.report
-        if report.collapsed:
-            message = (
-                f"The posterior has collapsed on the trained network: of {report.n_parameters:,} parameters the "
-                f"{report.n_rows:,} rows leave an effective kernel of {report.kernel_dimension:.1f} dimensions. "
-                "Use a larger tolerance, the loss-projected posterior (one row an example), or fewer examples."
-            )
-            warnings.warn(message, CollapseWarning, stacklevel=3)
-        elif report.train_std > 0.25 * report.output_std > 0:
-            message = (
-                f"On the training data the outputs vary by {report.train_std:.2g} (standard deviation), not small "
-                f"beside their own spread of {report.output_std:.2g}. {self._underfit_advice}"
-            )
-            warnings.warn(message, UnderfitWarning, stacklevel=3)
 
     # --- more than samples --------------------------------------------------------------------------------------------
 
@@ -327,13 +359,7 @@ class KernelPosterior(SamplePosterior):
             self._network.check_unchanged()
             examples = Examples(loader, self._batch_fn, self._network.device)
             rows = OutputJacobian(self._network, examples, self._likelihood, hessian=True)
-            values, weights = priors.spectrum(rows, torch.Generator().manual_seed(0))
-            squared = self._theta_squared()
-            best = priors.maximize(
-                lambda alpha: priors.evidence(alpha, values, weights, squared),
-                self.prior_precision,
-                "marginal likelihood",
-            )
+            best = priors.most_evident(rows, self._theta_squared(), self.prior_precision)
         else:
             msg = f'method must be "closed_form", "nll" or "marglik", not {method!r}.'
             raise SettingsError(msg)
@@ -344,13 +370,16 @@ class KernelPosterior(SamplePosterior):
         _ = self.directions  # says what to do before fit
         self._network.check_unchanged()
         if self._state is None:
-            msg = (
-                "This needs the projector over the training rows, which a file does not hold: "
-                "call prepare(loader) first."
-            )
+            msg = "This needs the training rows, which no file or copy holds: call prepare(loader) first."
             raise NotFittedError(msg)
 
-    # --- files --------------------------------------------------------------------------------------------------------
+    # --- files and copies ---------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the training data and all that was built on them, as a file does."""
+        held = ("_rows", "_state", "_projector", "_jacobian", "_built", "_meter")
+        state = {name: value for name, value in vars(self).items() if name not in held}
+        return state if self._base is None else {**state, "_base": noise.lost}
 
     def _header(self) -> dict[str, Any]:
         if self._report is None:

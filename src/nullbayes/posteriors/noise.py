@@ -55,6 +55,6 @@ def based(network: Network, base: Base, seed: int, start: int, n: int) -> Tensor
 
 
 def lost(n: int, generator: torch.Generator) -> Tensor:
-    """Stand in for the base distribution of a posterior that was loaded: it cannot be drawn from again."""
-    msg = "The posterior has a base distribution, which a file does not hold: fit a new one to have more samples."
+    """Stand in for the base distribution of a posterior that was loaded or copied: it cannot be drawn from again."""
+    msg = "The posterior has a base distribution, which no file or copy holds: fit a new one to have more samples."
     raise SettingsError(msg)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from typing import Any
+
+from nullbayes.errors import CollapseWarning, UnderfitWarning
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,23 @@ class FitReport:
             *(("note", note) for note in self.notes),
         ]
         return "\n".join(f"{name:<17} {value}" for name, value in lines)
+
+
+def warn_of(report: FitReport, underfit_advice: str) -> None:
+    """Warn the caller of a fit that left nothing open, or too much."""
+    if report.collapsed:
+        message = (
+            f"The posterior has collapsed on the trained network: of {report.n_parameters:,} parameters the "
+            f"{report.n_rows:,} rows leave an effective kernel of {report.kernel_dimension:.1f} dimensions. "
+            "Use a larger tolerance, the loss-projected posterior (one row an example), or fewer examples."
+        )
+        warnings.warn(message, CollapseWarning, stacklevel=3)
+    elif report.train_std > 0.25 * report.output_std > 0:
+        message = (
+            f"On the training data the outputs vary by {report.train_std:.2g} (standard deviation), not small "
+            f"beside their own spread of {report.output_std:.2g}. {underfit_advice}"
+        )
+        warnings.warn(message, UnderfitWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)

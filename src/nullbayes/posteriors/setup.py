@@ -40,6 +40,8 @@ class Setup:
         What it takes by a plan.
     notes : tuple of str
         How it became smaller than at first, one for each time.
+    at_once : int
+        Samples that are drawn at a time, where that is what becomes smaller first; else 0.
     """
 
     projector: Projector
@@ -50,6 +52,7 @@ class Setup:
     host: int
     peak: int | None
     notes: tuple[str, ...] = ()
+    at_once: int = 0
 
     def __str__(self) -> str:
         """Say all that the result depends on, to the last bit."""
@@ -79,6 +82,8 @@ def set_up(asked: Asked, limit: int | None = None, host: int | None = None, halv
 
 def smaller(asked: Asked, setup: Setup) -> Setup:
     """Return the same with about half the memory, or say what to change where there is no such thing."""
+    if setup.at_once > 1:
+        return dataclasses.replace(setup, at_once=(setup.at_once + 1) // 2)
     return _smaller_blocks(asked, setup) if setup.peak is None else _smaller_plan(asked, setup, setup.peak)
 
 

@@ -1,0 +1,126 @@
+"""Inputs that a network does not take are refused with what it had in training; whatever it takes is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nullbayes as nb
+from baselines.methods import X_NEW, Method, each_method
+from drawing import randn
+from models import CLASSIFICATION, jacobian
+from nullbayes.errors import InputError, NullBayesError
+
+pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
+
+TRAINED = r"in training it had inputs of shape \(n, 4\) and type torch.float64 \(n examples\)"
+UNLIKE: dict[str, tuple[Callable[[], Any], str]] = {
+    "too narrow": (lambda: X_NEW[:, :3], r"inputs of shape \(n, 3\) and type torch.float64"),
+    "too many dimensions": (lambda: X_NEW[..., None], r"inputs of shape \(n, 4, 1\) and type torch.float64"),
+    "an example alone": (lambda: X_NEW[0], r"inputs of shape \(n,\) and type torch.float64"),
+    "another precision": (lambda: X_NEW.float(), r"inputs of shape \(n, 4\) and type torch.float32"),
+    "integers": (lambda: X_NEW.long(), r"inputs of shape \(n, 4\) and type torch.int64"),
+    "two arguments": (lambda: (X_NEW, X_NEW[:, :2]), r"inputs\[0\] of shape \(n, 4\).*, inputs\[1\] of shape \(n, 2\)"),
+    "another name": (lambda: {"image": X_NEW, "size": None}, r"inputs\['image'\] of .*, inputs\['size'\] of type None"),
+    "in a loader": (lambda: [X_NEW, X_NEW[:, :3]], r"inputs of shape \(n, 3\) and type torch.float64"),
+}  # fmt: skip
+
+
+LABELS = torch.tensor([0, 2, 1, 1, 0])
+
+
+def questions(method: Method, posterior: Any) -> list[Callable[[Any], Any]]:
+    """All that a method can be asked about inputs."""
+    asked: list[Callable[[Any], Any]] = [posterior.ood_score]
+    if method.samples:
+        asked += [lambda x, kind=kind: posterior.predict(x, pred_type=kind).samples for kind in method.pred_types]
+        asked.append(posterior.functional_variance)
+    if method.prior:
+        asked.append(lambda x: posterior.functional_variance(x, exact=True))
+    return asked
+
+
+@each_method
+def test_inputs_that_the_network_does_not_take_are_compared_with_its_training(method: Method, tmp_path: Path) -> None:
+    posterior = method.fit()
+    posterior.save(tmp_path / "posterior")
+    loaded = nb.load(tmp_path / "posterior", posterior._network.model)
+    for ask in [*questions(method, posterior), *questions(method, loaded)[:2]]:
+        wanted = ask(X_NEW)
+        for name, (make, sentence) in UNLIKE.items():
+            with pytest.raises(InputError, match=f"The network .* {sentence}.*; {TRAINED}") as caught:
+                ask(make())
+            cause = caught.value.__cause__
+            assert (cause is None and name == "an example alone") or isinstance(cause, (RuntimeError, TypeError))
+            assert not isinstance(cause, NullBayesError)
+        torch.testing.assert_close(ask(X_NEW), wanted)  # nothing was broken
+
+
+class Cube(torch.autograd.Function):
+    """Knows its derivative backward only."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 3 * ctx.saved_tensors[0] ** 2 * gradient
+
+
+class AnyLength(nn.Module):
+    """A network of sequences, another function for other lengths than 4; 9 takes memory for one example at a time."""
+
+    def __init__(self, otherwise: Callable[[Tensor], Tensor] = torch.tanh) -> None:
+        super().__init__()
+        self.first, self.head, self.otherwise = nn.Linear(2, 5).double(), nn.Linear(5, 3).double(), otherwise
+
+    def forward(self, x: Tensor) -> Tensor:  # (n, length, 2)
+        if x.shape[1] == 9 and len(x) > 1:
+            torch.empty(2**58, dtype=torch.uint8)
+        function = torch.tanh if x.shape[1] == 4 else self.otherwise
+        return self.head(function(self.first(x)).mean(1))
+
+
+def sequences(n: int, length: int) -> Tensor:
+    return randn(n, length, 2, generator=torch.Generator().manual_seed(length), dtype=torch.float64)
+
+
+@each_method
+def test_inputs_of_other_lengths_are_answered(method: Method) -> None:
+    posterior = method.fit(model=AnyLength(), loader=[(sequences(5, 4), LABELS)])
+    for ask in questions(method, posterior):
+        whole = ask(sequences(3, 6))
+        alone = torch.cat([ask(sequences(3, 6)[i : i + 1]) for i in range(3)], dim=whole.shape.index(3))
+        torch.testing.assert_close(alone, whole)
+
+
+@pytest.mark.parametrize("otherwise", [torch.tanh, Cube.apply], ids=["forward mode", "backward only"])
+def test_other_lengths_go_every_way_round_what_torch_or_memory_lacks(otherwise: Any) -> None:
+    model = AnyLength(otherwise)
+    posterior = nb.ProjectedPosterior(model).fit([(sequences(5, 4), LABELS)], 2, progress=False)
+    for x in (sequences(3, 6), sequences(3, 9)):
+        change = torch.cat([jacobian(model, x[i : i + 1]) for i in range(3)]) @ posterior.directions.T  # (n, O, S)
+        own = torch.cat([model(x[i : i + 1]) for i in range(3)]).detach()
+        wanted = own + change.movedim(-1, 0) / posterior.prior_precision**0.5
+        torch.testing.assert_close(posterior.predict(x).samples, wanted)
+
+
+def test_an_error_on_inputs_as_in_training_is_the_networks_own() -> None:
+    class Picky(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if x.max() > 100:
+                msg = "too large"
+                raise ArithmeticError(msg)
+            return super().forward(x)
+
+    posterior = nb.ProjectedPosterior(Picky(4, 3).double())
+    posterior.fit([CLASSIFICATION.data(n=3)], 3, progress=False)
+    with pytest.raises(ArithmeticError, match="too large"):
+        posterior.predict(1000 * X_NEW.abs())

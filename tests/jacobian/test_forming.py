@@ -1,0 +1,56 @@
+"""How rows are formed: all outputs in one pass, and as many examples at a time as there is memory for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import nullbayes as nb
+from jacobian.layer_table import randn
+from models import BATCHNORM, CLASSIFICATION, MODELS, Model
+from nullbayes.jacobian import comparison, layers
+
+
+def test_all_outputs_in_one_backward_pass() -> None:
+    model, (x, _) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM)
+    tensors = [x.clone().requires_grad_()]
+    for layer in model:
+        tensors.append(layer(tensors[-1].clone()))
+    values, unused = tensors.pop().sum(0), randn(2, 3).requires_grad_()
+    one_by_one = [comparison.gradients(value, [*tensors, unused]) for value in values]
+    at_once = layers._gradients_at_once(values, [*tensors, unused])
+    assert not at_once[-1].any()
+    torch.testing.assert_close(at_once, [torch.stack(parts) for parts in zip(*one_by_one, strict=True)])
+
+
+@pytest.mark.parametrize("case", [case for case in MODELS if case.route == "plain"], ids=lambda case: case.name)
+def test_the_plain_way_counts_its_rows_thrice_and_what_it_saves(case: Model) -> None:
+    model, (x, y) = case.build(), CLASSIFICATION.data(case)
+    rows = nb.OutputJacobian(model, [(x, y)])
+    entries = 3 * rows.n_columns * 8  # three outputs, in float64
+    assert rows._layers.example_bytes > 3 * entries
+    assert nb.LossJacobian(model, [(x, y)])._layers.example_bytes < rows._layers.example_bytes
+
+
+def test_rows_are_formed_in_chunks_of_even_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
+    rows, sizes = nb.OutputJacobian(model, [(x, y)]), []
+    form = layers.LayerRows.form
+    monkeypatch.setattr(layers.LayerRows, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
+    rows.working_bytes = 6 * rows._layers.example_bytes  # six would fit, and leave one
+    rows.keep()
+    assert sizes == [4, 3]
+
+
+@pytest.mark.parametrize(("storage", "share", "n_chunks"), [("device", 1, 2), ("half", 2, 3), ("form", 4, 7)])
+def test_chunks_are_counted_as_they_are_formed(
+    storage: str, share: int, n_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
+    rows, sizes = nb.OutputJacobian(model, [(x, y)]), []
+    working = rows.working_bytes = 6 * rows._layers.example_bytes
+    assert rows.forming_chunks(storage, working) == n_chunks
+    form = layers.LayerRows.form
+    monkeypatch.setattr(layers.LayerRows, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
+    rows._form(0, 7, working // share)
+    assert len(sizes) == n_chunks

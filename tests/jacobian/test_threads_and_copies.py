@@ -1,0 +1,73 @@
+"""Threads may share a network, copies have their own, and torch's switches come back."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+import nullbayes as nb
+import zoo
+from jacobian.layer_table import build, randn
+from models import CLASSIFICATION, MLP, Slow, jacobian
+from nullbayes.jacobian.kernels import differentiable_kernels, eager_parts, recurrent_kernels
+from nullbayes.jacobian.network import Network
+
+
+def test_threads_share_a_network() -> None:
+    model, x, y = build("conv2d")
+    rows, wanted = nb.OutputJacobian(model, [(x, y)]), jacobian(model, x).flatten(0, 1)
+    with ThreadPoolExecutor(4) as threads:
+        for entries in threads.map(lambda _: rows.dense(), range(24)):
+            torch.testing.assert_close(entries, wanted)
+
+
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # torch, of the first product in a thread
+def test_threads_evaluate_a_network_each_at_its_own_parameters() -> None:
+    network, (x, _) = Network(Slow().double()), CLASSIFICATION.data()
+    flats = [network.theta * scale for scale in range(8)]
+    wanted = [network(flat, x) for flat in flats]
+    with ThreadPoolExecutor(4) as threads:
+        torch.testing.assert_close(list(threads.map(lambda flat: network(flat, x), flats)), wanted)
+
+
+def test_the_switches_of_torch_come_back_when_the_last_thread_is_done() -> None:
+    first, second = differentiable_kernels(), differentiable_kernels()
+    with first:
+        second.__enter__()
+        assert not torch.backends.mha.get_fastpath_enabled()
+    assert not torch.backends.mha.get_fastpath_enabled()
+    assert not torch.backends.cuda.flash_sdp_enabled()
+    second.__exit__(None, None, None)
+    assert torch.backends.mha.get_fastpath_enabled()
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+def test_a_network_can_be_copied_and_pickled() -> None:
+    network, (x, _) = Network(MLP.build()), CLASSIFICATION.data()
+    for twin in (copy.deepcopy(network), pickle.loads(pickle.dumps(network))):
+        assert twin.lock is not network.lock
+        torch.testing.assert_close(twin.outputs(x), network.outputs(x))
+
+
+def test_a_network_with_switches_can_be_copied() -> None:
+    network, x = Network(zoo.recurrent(nn.GRU)()), randn(3, 5, 3).float()
+    torch.testing.assert_close(copy.deepcopy(network).outputs(x), network.outputs(x))
+
+
+def test_switches_are_put_back_by_the_last_who_needs_them() -> None:
+    assert torch.backends.mkldnn.enabled
+    with recurrent_kernels():
+        with recurrent_kernels():
+            assert not torch.backends.mkldnn.enabled
+            assert not torch.backends.cudnn.enabled
+        assert not torch.backends.mkldnn.enabled
+    assert torch.backends.mkldnn.enabled
+    assert torch.backends.cudnn.enabled
+    for switches in (recurrent_kernels, eager_parts):
+        assert copy.deepcopy(switches) is switches
+        assert pickle.loads(pickle.dumps(switches)) is switches

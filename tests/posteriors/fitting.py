@@ -1,0 +1,42 @@
+"""Fits of both posteriors on every likelihood, and the rows that they project against."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import nullbayes as nb
+from models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task, jacobian, loss_jacobian
+from nullbayes.projectors import Alternating, ExactDual, Krylov
+
+EXACT = ExactDual()
+ITERATIVE = Krylov(Alternating(block_rows=4), rtol=1e-9)
+X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
+KINDS = (nb.ProjectedPosterior, nb.LossProjectedPosterior)
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def fit(kind: type, task: Task = CLASSIFICATION, n_samples: int = 5, seed: int = 0, **settings: Any) -> Any:
+    model = MLP.build(task.outputs)
+    settings = {"projector": EXACT, "generator": seeded(seed), "progress": False, **settings}
+    return kind(model, task.likelihood).fit([task.data()], n_samples, **settings)
+
+
+def rows_of(kind: type, task: Task) -> Tensor:  # (R, P)
+    """The rows that a fit of that kind projects against, from the slow oracles."""
+    model, (x, y) = MLP.build(task.outputs), task.data()
+    return jacobian(model, x).flatten(0, 1) if kind is nb.ProjectedPosterior else loss_jacobian(model, x, y, task)
+
+
+def probabilities(task: Task, outputs: Tensor) -> Tensor | None:
+    if task is CLASSIFICATION:
+        return outputs.exp() / outputs.exp().sum(-1, keepdim=True)
+    return 1 / (1 + (-outputs).exp()) if task in (BINARY, MULTILABEL) else None

@@ -1,0 +1,136 @@
+"""What a fit measures, and what a check of it says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import Tensor
+
+import nullbayes as nb
+from drawing import randn
+from models import CLASSIFICATION, MLP, Task, batches, jacobian
+from nullbayes.projectors import Alternating, Krylov
+from nullbayes.testing import kernel_dimension
+from posteriors.fitting import ITERATIVE, each_kind, each_task, fit, probabilities, rows_of, seeded
+
+# the networks are not trained, so their losses leave much open: test_collapse.py has that warning
+pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+
+
+@each_task
+@each_kind
+def test_the_report_counts_and_measures(kind: type, task: Task) -> None:
+    posterior, rows = fit(kind, task), rows_of(kind, task)
+    model, (x, _) = MLP.build(task.outputs), task.data()
+    report, p = posterior.report, rows.shape[1]
+    assert (report.n_data, report.n_rows, report.n_parameters, report.n_samples) == (5, len(rows), p, 5)
+    assert (report.kernel_dimension, report.kernel_dimension_stderr) == (kernel_dimension(rows), 0.0)
+    assert (report.projector, report.reason) == ("ExactDual", "as asked for")
+    assert report.route == "by layers (100% of the parameters)"
+    assert len(report.residual) == 5
+    assert report.converged == (max(report.residual) <= report.tolerance)
+    assert report.converged
+    assert not report.collapsed
+    assert report.prior_precision == posterior.prior_precision
+    change = torch.einsum("nop,sp->sno", jacobian(model, x), posterior.directions) / posterior.prior_precision**0.5
+    assert report.train_std == pytest.approx(float(change.square().mean().sqrt()), abs=1e-12)
+    outputs = model(x).detach()
+    spread = (outputs - outputs.mean(0)).square().mean().sqrt()
+    assert report.output_std == pytest.approx(float(spread))
+    assert set(report.seconds) == {"data", "rows", "factors", "projection", "measure"}
+    assert report.peak_memory is None or report.peak_memory > 2**10
+
+
+def test_the_residual_is_that_of_each_sample() -> None:
+    """One tolerance a sample: what is left of the change of the training outputs, over what the noise would do."""
+    noise = randn(5, 51, generator=seeded(2), dtype=torch.float64)
+    rows = rows_of(nb.ProjectedPosterior, CLASSIFICATION)
+    loose = Krylov(Alternating(block_rows=3), rtol=0.05)
+    posterior = fit(nb.ProjectedPosterior, base=noise, projector=loose)
+    wanted = (posterior.directions @ rows.T).norm(dim=1) / (noise @ rows.T).norm(dim=1)
+    torch.testing.assert_close(torch.tensor(posterior.report.residual, dtype=torch.float64), wanted)
+    assert 1e-6 < wanted.max() <= 0.05
+    left = (posterior.directions @ rows.T).square().mean().sqrt()
+    assert posterior.report.train_std == pytest.approx(float(left) / posterior.prior_precision**0.5)
+    assert posterior.report.tolerance == 0.05
+    assert posterior.report.sweeps > 0
+
+
+def test_an_estimated_dimension_comes_with_its_error() -> None:
+    posterior = fit(nb.ProjectedPosterior, n_samples=40, projector=ITERATIVE)
+    report = posterior.report
+    assert 0.5 < report.kernel_dimension_stderr < 3  # sqrt(2 * 36 / 40) = 1.3
+    assert abs(report.kernel_dimension - 36) < 4 * report.kernel_dimension_stderr
+
+
+@each_kind
+def test_the_report_prints_and_is_json(kind: type) -> None:
+    posterior = fit(kind)
+    report = posterior.report
+    text = str(report)
+    for wanted in (
+        "ExactDual",
+        "5 examples",
+        "kernel dimension",
+        "±",
+        "std on training",
+        f"{report.prior_precision:.4g}",
+    ):
+        assert wanted in text
+    assert "NOT reached" not in text
+    assert "COLLAPSED" not in text
+    read = json.loads(json.dumps(report.to_dict()))
+    assert read == report.to_dict()
+    assert read["residual"] == list(report.residual)
+    assert set(read) == set(type(report).__dataclass_fields__)
+
+
+@each_task
+@each_kind
+def test_check_fit_compares_with_the_network(kind: type, task: Task) -> None:
+    posterior, model = fit(kind, task), MLP.build(task.outputs)
+    x, y = task.data(n=9, seed=4)
+    outputs, samples = model(x).detach(), posterior.predict(x).samples
+    check = posterior.check_fit(batches(x, y, (4, 5)))
+    shift = samples.mean(0) - outputs
+
+    def nll(outputs: Tensor) -> float:  # (S, N, O): of the mean density
+        losses = torch.stack([torch.stack([task.loss(f, t) for f, t in zip(s, y, strict=True)]) for s in outputs])
+        return float(-(-losses).exp().mean(0).log().mean())
+
+    def accuracy(outputs: Tensor) -> float | None:
+        probs = probabilities(task, outputs)
+        if probs is None:
+            return None
+        probs = probs.mean(0)
+        right = probs.argmax(1) == y if task is CLASSIFICATION else (probs > 0.5).long() == y.view(probs.shape)
+        return float(right.double().mean())
+
+    assert check.n_data == 9
+    assert check.mean_shift == pytest.approx(float(shift.square().mean().sqrt()))
+    assert check.max_shift == pytest.approx(float(shift.abs().max()))
+    assert check.std == pytest.approx(float(samples.var(0).mean().sqrt()))
+    assert check.output_std == pytest.approx(float((outputs - outputs.mean(0)).square().mean().sqrt()))
+    assert check.nll_model == pytest.approx(nll(outputs[None]))
+    assert check.nll_posterior == pytest.approx(nll(samples))
+    assert check.accuracy_model == accuracy(outputs[None])
+    assert check.accuracy_posterior == accuracy(samples)
+    assert f"{check.nll_posterior:.4f}" in str(check)
+    assert ("accuracy" in str(check)) == (check.accuracy_model is not None)
+
+
+def test_check_fit_on_the_training_data_of_a_projected_posterior_finds_nothing() -> None:
+    check = fit(nb.ProjectedPosterior).check_fit([CLASSIFICATION.data()])
+    assert check.max_shift < 1e-10
+    assert check.std < 1e-10
+    assert check.nll_posterior == pytest.approx(check.nll_model)
+
+
+def test_accuracy_takes_probabilities_for_targets() -> None:
+    x, y = CLASSIFICATION.data(n=9)
+    posterior = fit(nb.ProjectedPosterior)
+    soft = 0.8 * torch.nn.functional.one_hot(y, 3) + 0.2 / 3
+    hard, smooth = posterior.check_fit([(x, y)]), posterior.check_fit([(x, soft.double())])
+    assert hard.accuracy_model == smooth.accuracy_model
