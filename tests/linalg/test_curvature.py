@@ -74,6 +74,23 @@ def test_samples_have_the_inverse_as_covariance(case: Case, alpha: float) -> Non
     torch.testing.assert_close(images.T @ images, wanted, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 1e-3])
+@pytest.mark.parametrize(
+    "make",
+    [lambda a: Primal(a.double().T @ a.double()), lambda a: Dual(nb.DenseRows(a))],
+    ids=["primal", "dual"],
+)
+def test_what_float32_rows_leave_of_themselves_is_no_difference_of_large_numbers(
+    make: Callable[[Tensor], Curvature], alpha: float
+) -> None:
+    """A training example of a network that fits well: its variance is a millionth of its squared length over alpha."""
+    rows = 100.0 * normal(20, 300, seed=8).float()
+    wide = rows.double()
+    inverse = torch.linalg.inv(wide.T @ wide + alpha * torch.eye(300, dtype=torch.float64))
+    wanted = ((wide @ inverse) * wide).sum(1)
+    torch.testing.assert_close(make(rows).variance(rows, alpha).double(), wanted, rtol=1e-3, atol=0)
+
+
 @each_alpha
 @each_case
 def test_variances_are_quadratic_forms_of_the_inverse(case: Case, alpha: float) -> None:
