@@ -321,6 +321,35 @@ def test_released_rows_can_be_built_again() -> None:
     torch.testing.assert_close(posterior.directions, whole.directions)
 
 
+def test_samples_of_a_posterior_that_was_prepared_again_meet_the_tolerance_of_the_fit() -> None:
+    data = [CLASSIFICATION.data(n=12)]
+    posterior = nb.ProjectedPosterior(MLP.build()).fit(data, 3, tolerance=1e-7, progress=False)
+    posterior.release().prepare(data).extend(3, progress=False)
+    assert max(posterior.report.residual) <= posterior.report.tolerance == 1e-7
+    posterior.release().prepare(data, tolerance=0.3).extend(3, progress=False)
+    assert posterior.report.tolerance == 0.3  # what all of them meet
+
+
+@each_kind
+def test_a_fit_that_is_interrupted_while_it_measures_leaves_all_or_nothing(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    posterior, fresh = fit(kind), kind(MLP.build())
+    before, alpha, report = posterior.directions, posterior.prior_precision, posterior.report
+    monkeypatch.setattr("nullbayes.posteriors.kernel.train_std", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        posterior.extend(3, progress=False)
+    assert torch.equal(posterior.directions, before)
+    assert (posterior.prior_precision, posterior.report) == (alpha, report)
+    with pytest.raises(KeyboardInterrupt):
+        fresh.fit([CLASSIFICATION.data()], 3, progress=False)
+    with pytest.raises(NotFittedError):
+        fresh.predict(X_NEW)
+
+
 # --- prior precision --------------------------------------------------------------------------------------------------
 
 
@@ -534,6 +563,36 @@ def test_sampled_variances_agree_with_exact_ones(kind: type) -> None:
     posterior = fit(kind, n_samples=2000)
     ratio = posterior.functional_variance(X_NEW) / posterior.functional_variance(X_NEW, exact=True)
     assert (ratio - 1).abs().max() < 5 * math.sqrt(2 / 1999)  # the relative error of a variance of normal samples
+
+
+LOOSE = {
+    "one block": Krylov(rtol=0.01),
+    "krylov": Krylov(Alternating(block_rows=150), rtol=0.03),
+    "alternating": Alternating(block_rows=150, rtol=0.1),
+    "coarse": Alternating(block_rows=150, rtol=0.1, coarse=50),
+}
+
+
+@pytest.mark.parametrize("projector", LOOSE.values(), ids=LOOSE)
+def test_exact_variances_leave_as_much_as_samples_have_left(projector: Any) -> None:
+    """The rows of inputs meet a loose tolerance long before noise does; what counts is the map that samples went by."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 4)).double()
+    x = randn(150, 20, generator=seeded(), dtype=torch.float64)
+    posterior = nb.ProjectedPosterior(model)
+    posterior.fit([(x, torch.arange(150) % 4)], 300, projector=projector, generator=seeded(), progress=False)
+    for inputs in (x[:5], x[:5].flip(1)):
+        ratio = posterior.functional_variance(inputs) / posterior.functional_variance(inputs, exact=True)
+        assert abs(float(ratio.log().mean())) < 0.15
+        assert 0.5 < ratio.min() < ratio.max() < 2.0
+
+
+def test_exact_variances_do_not_depend_on_how_many_rows_fit_in_memory() -> None:
+    posterior = fit(nb.ProjectedPosterior, n_samples=2)
+    whole = posterior.functional_variance(X_NEW, exact=True)
+    posterior._jacobian.working_bytes = 1
+    assert posterior._at_once() == 2
+    torch.testing.assert_close(posterior.functional_variance(X_NEW, exact=True), whole)
 
 
 def test_exact_variance_on_training_data_is_nothing() -> None:

@@ -23,6 +23,7 @@ from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise
 from nullbayes.posteriors.base import SamplePosterior
+from nullbayes.posteriors.numbers import positive, whole
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.resources import Meter, memory_limit_bytes
 from nullbayes.precision import full_precision
@@ -123,7 +124,7 @@ class Baseline(SamplePosterior):
         *,
         progress: bool,
     ) -> Self:
-        if n_samples < self._least_samples:
+        if (n_samples := whole(n_samples)) < self._least_samples:
             msg = f"n_samples must be at least {self._least_samples} for {type(self).__name__}, not {n_samples}."
             raise SettingsError(msg)
         self._network.check_unchanged()
@@ -199,16 +200,17 @@ class Baseline(SamplePosterior):
         self._precision_rule = self._check_prior(value)
 
     def _check_prior(self, value: str | float) -> float:
-        if isinstance(value, str) or not 0 < value < math.inf:
+        number = None if isinstance(value, str) else positive(value)
+        if number is None:
             msg = (
                 f"prior_precision of {type(self).__name__} must be a positive number, not {value!r}: "
                 "optimize_prior_precision(loader) chooses one after the fit."
             )
             raise SettingsError(msg)
-        if not self._has_prior and value != 1.0:
+        if not self._has_prior and number != 1.0:
             msg = f"{type(self).__name__} has no prior: leave prior_precision out."
             raise SettingsError(msg)
-        return float(value)
+        return number
 
     def optimize_prior_precision(
         self, loader: Iterable[Any], method: str = "grid", *, pred_type: str = "linearized"
@@ -236,7 +238,7 @@ class Baseline(SamplePosterior):
             elif method in ("grid", "nll"):
                 objective = self._held_out(loader, pred_type)
                 if method == "nll":
-                    best = priors.maximize(objective, before, "held-out likelihood")
+                    best = priors.maximize(objective, 1.0, "held-out likelihood")  # not from where an earlier one ended
                 else:
                     values = {alpha: objective(alpha) for alpha in GRID}
                     best = max(values, key=lambda alpha: values[alpha] if math.isfinite(values[alpha]) else -math.inf)

@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import torch
@@ -19,22 +19,26 @@ from torch import Tensor
 
 from nullbayes import priors
 from nullbayes.errors import CollapseWarning, DataError, FileError, NotFittedError, SettingsError, UnderfitWarning
+from nullbayes.jacobian.batches import n_examples, take_examples
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.products import linearized, output_rows
+from nullbayes.jacobian.products import output_rows
 from nullbayes.jacobian.rows import JacobianRows, OutputJacobian
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise
-from nullbayes.posteriors.base import SamplePosterior, output_spread
+from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.checkpoint import Checkpoint
+from nullbayes.posteriors.measure import output_std, train_std
+from nullbayes.posteriors.numbers import whole
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.report import FitReport
 from nullbayes.posteriors.resources import Meter
 from nullbayes.posteriors.setup import Asked, Setup, set_up, within_memory
 from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
-from nullbayes.projectors import Iterative, Outcome, Projector, mean_and_error, traces
+from nullbayes.projectors import Iterative, Leader, Projector, mean_and_error, traces
 
-_MEASURED_EXAMPLES = 1024  # training examples on which the change of the outputs is measured, where rows do not tell
+_VECTORS = 10  # in memory for each one that is projected
+_LEADERS = 30  # samples whose steps exact variances take
 
 
 class KernelPosterior(SamplePosterior):
@@ -100,7 +104,7 @@ class KernelPosterior(SamplePosterior):
         progress : bool
             Show a bar, on a terminal.
         """
-        if not isinstance(n_samples, int) or n_samples < 2:
+        if (n_samples := whole(n_samples)) < 2:
             msg = f"n_samples must be at least 2 to speak of a variance, not {n_samples}."
             raise SettingsError(msg)
         self._base, self._likelihood = base, self._asked
@@ -121,7 +125,7 @@ class KernelPosterior(SamplePosterior):
 
     def extend(self, n_samples: int, *, progress: bool = True) -> Self:
         """Draw more samples and keep the earlier ones: ``fit(10)`` and ``extend(20)`` are ``fit(30)``."""
-        if n_samples < 1:
+        if (n_samples := whole(n_samples)) < 1:
             msg = f"n_samples must be at least 1, not {n_samples}."
             raise SettingsError(msg)
         self._need_state()
@@ -134,13 +138,16 @@ class KernelPosterior(SamplePosterior):
         loader: Iterable[Any],
         *,
         projector: str | Projector = "auto",
-        tolerance: float = 1e-2,
+        tolerance: float | None = None,
         memory_limit: int | str | None = None,
     ) -> Self:
         """Build rows and projector anew, for a posterior that was loaded or released.
 
-        ``extend`` and exact variances need them.
+        ``extend`` and exact variances need them. The tolerance for "auto" is that of the fit, unless told otherwise.
         """
+        _ = self.directions  # says what to do before fit
+        assert self._report is not None
+        tolerance = self._report["tolerance"] if tolerance is None else tolerance
         with Progress(show=False) as bar:
             asked = Asked(self._open(loader, bar), self.n_samples, projector, tolerance, memory_limit)
             new: dict[str, Any] = {}
@@ -192,7 +199,7 @@ class KernelPosterior(SamplePosterior):
         return {
             "projector": type(method).__name__, "reason": setup.reason, "route": rows.route,
             "n_data": len(rows.examples), "n_rows": rows.n_rows, "tolerance": method.rtol, "sweeps": 0, "residual": (),
-            "converged": True, "traces": (), "rank": None, "output_std": self._output_std(),
+            "converged": True, "traces": (), "rank": None, "output_std": output_std(rows),
             "notes": setup.notes, "data": rows.examples.fingerprint(),
         }  # fmt: skip
 
@@ -200,7 +207,8 @@ class KernelPosterior(SamplePosterior):
     def _draw(self, n_samples: int, bar: Progress, store: Checkpoint | None = None) -> None:
         assert self._report is not None
         assert self._projector is not None
-        report, have = self._report, 0 if self._directions is None else len(self._directions)
+        assert self._rows is not None
+        report, have = dict(self._report), 0 if self._directions is None else len(self._directions)
         if self._base is None:
             drawn = noise.normal(self._network, report["seed"], have, n_samples)
         else:
@@ -215,15 +223,17 @@ class KernelPosterior(SamplePosterior):
         info, new = projection.info, projection.directions[:n_samples]
         measured = slice(0, n_samples) if self._base is None else slice(n_samples, None)
         estimates = traces(drawn[measured].to(new.device), projection.directions[measured])
-        self._directions = new if self._directions is None else torch.cat([self._directions, new])
+        directions = new if self._directions is None else torch.cat([self._directions, new])
+        report["tolerance"] = max(report["tolerance"], self._projector.rtol)
         report["residual"] += tuple(float(r) for r in info.residual[:n_samples])
         report["converged"] &= bool(info.converged[:n_samples].all())
         report["sweeps"] = max(report["sweeps"], info.sweeps)
         report["traces"] += tuple(float(t) for t in estimates)
         report["rank"] = info.rank
         with self._meter.phase("measure"):
-            report["train_std"] = self._train_std()
+            report["train_std"] = train_std(self._jacobian, self._rows, directions)
         report["seconds"], report["peak_memory"] = dict(self._meter.seconds), self._meter.peak()
+        self._directions, self._report = directions, report  # at the end: whoever is interrupted has all or nothing
         self._kernel_dimension = self._dimension()[0]
         if self._precision_rule in ("optimal", "paper"):
             self._precision = None  # the estimate of the rank has changed
@@ -241,37 +251,6 @@ class KernelPosterior(SamplePosterior):
             return float(self._network.n_parameters - self._report["rank"]), 0.0
         estimates = torch.tensor(self._report["traces"], dtype=torch.float64, device="cpu")
         return mean_and_error(estimates, self._network.n_parameters)
-
-    def _output_std(self) -> float:
-        examples = self._jacobian.examples
-        at_once = 1024 if examples.device.type == "cuda" else 64
-        outputs, targets = [], []
-        for a, b in examples.ranges(at_once):
-            x, y = examples.read(a, b)
-            outputs.append(self._network.outputs(x))
-            targets.append(y)
-        every = torch.cat(outputs)
-        return output_spread(every, self._likelihood.counted(every, torch.cat(targets)))
-
-    def _train_std(self) -> float:
-        """Return the standard deviation left on the training outputs, at precision 1."""
-        directions = self.directions
-        if isinstance(self._jacobian, OutputJacobian) and not self._jacobian.hessian:
-            assert self._rows is not None
-            return float((self._rows.norms(directions).square().mean() / self._jacobian.n_counted).sqrt())
-        examples = self._jacobian.examples
-        step = max(1, len(examples) // _MEASURED_EXAMPLES) * 32
-        at_once = min(32, self._jacobian.examples_within(len(directions)))
-        total, n_counted = 0.0, 0
-        for start in range(0, len(examples), step):
-            for a, b in examples.ranges(at_once, start, min(start + 32, len(examples))):
-                x, y = examples.read(a, b)
-                own, changes = linearized(self._network, x, directions)
-                counted = self._likelihood.counted(own, y)
-                changes = changes.double() if counted is None else changes.double() * counted
-                total += float(changes.square().sum())
-                n_counted += own.numel() if counted is None else int(counted.sum())
-        return math.sqrt(total / max(1, n_counted) / len(directions))
 
     @property
     def report(self) -> FitReport:
@@ -320,7 +299,8 @@ class KernelPosterior(SamplePosterior):
             The inputs.
         exact : bool
             Project the rows of :math:`J(x)` themselves, :math:`\|(I - A^+A) J_o(x)^\top\|^2/\alpha`: no Monte Carlo
-            error, at the price of one projection an output.
+            error, at the price of one projection an output. An iterative projector takes the steps that it takes
+            for the samples, so that its tolerance leaves as much of a row as of the noise.
         """
         if not exact:
             return self.predict(x).variance
@@ -329,14 +309,34 @@ class KernelPosterior(SamplePosterior):
             msg = "The exact variance is known for the base distribution N(0, I) only: use exact=False."
             raise SettingsError(msg)
         assert self._projector is not None
-        parts = []
-        for piece in stream(x, self._network, self._batch_fn, n_samples=256):
-            rows = output_rows(self._network, piece)  # (n, ..., P)
-            projection = self._projector.apply(self._state, rows.flatten(0, -2))
-            if projection.info.outcome is Outcome.INTERRUPTED:
-                raise KeyboardInterrupt  # half a projection is no exact variance
-            parts.append(projection.directions.square().sum(1).view(rows.shape[:-1]))
+        assert self._report is not None
+        few = min(_LEADERS, self.n_samples)
+        leaders = self._projector.leaders(self._state, noise.normal(self._network, self._report["seed"], 0, few))
+        parts = [self._projected_squares(piece, leaders) for piece in self._few_rows(x)]
         return torch.cat(parts) / self.prior_precision
+
+    def _few_rows(self, x: Any) -> Iterator[Any]:
+        """Iterate over inputs, so many at a time that their rows take no more memory than samples do."""
+        for piece in stream(x, self._network, self._batch_fn, n_samples=256):
+            step = max(1, self._at_once() // math.prod(self._network.output_shape(piece)))
+            for start in range(0, n_examples(piece), step):
+                yield take_examples(piece, start, start + step)
+
+    def _projected_squares(self, x: Any, leaders: list[Leader]) -> Tensor:  # (n, ...)
+        """Return the squared length of what the samples see of each row of the outputs, in the mean over them."""
+        assert self._projector is not None
+        rows, parts = output_rows(self._network, x), []  # (n, ..., P)
+        for some in rows.flatten(0, -2).split(self._at_once()):
+            shares = [
+                leader.share * self._projector.follow(self._state, leader, some).square().sum(1) for leader in leaders
+            ]
+            parts.append(torch.stack(shares).sum(0))
+        return torch.cat(parts).view(rows.shape[:-1])
+
+    def _at_once(self) -> int:
+        """Return how many vectors may be projected together: at least as many as the fit was planned for."""
+        width = _VECTORS * self._network.n_parameters * self._network.dtype.itemsize
+        return max(self.n_samples, self._jacobian.working_bytes // width)
 
     @full_precision()
     def optimize_prior_precision(self, loader: Iterable[Any], method: str = "closed_form") -> float:
@@ -360,12 +360,7 @@ class KernelPosterior(SamplePosterior):
             examples = Examples(loader, self._batch_fn, self._network.device)
             rows = OutputJacobian(self._network, examples, self._likelihood, hessian=True)
             values, weights = priors.spectrum(rows, torch.Generator().manual_seed(0))
-            squared = self._theta_squared()
-            best = priors.maximize(
-                lambda alpha: priors.evidence(alpha, values, weights, squared),
-                self.prior_precision,
-                "marginal likelihood",
-            )
+            best = priors.best_evidence(values, weights, self._theta_squared())
         else:
             msg = f'method must be "closed_form", "nll" or "marglik", not {method!r}.'
             raise SettingsError(msg)
