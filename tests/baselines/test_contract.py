@@ -424,6 +424,14 @@ def test_tensors_that_do_not_fit_are_refused(method: Method, tmp_path: Path) -> 
                 nb.load(tmp_path / "changed", model)
 
 
+@each_baseline
+def test_inference_mode_changes_nothing(method: Method) -> None:
+    plain = method.fit().ood_score(X_NEW)
+    with torch.inference_mode():
+        posterior = method.fit()
+        torch.testing.assert_close(posterior.ood_score(X_NEW), plain)
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from nullbayes import priors
 from nullbayes.baselines.report import BaselineReport
-from nullbayes.errors import FileError, LikelihoodError, NotFittedError, SettingsError
+from nullbayes.errors import FileError, LikelihoodError, NotFittedError, NullBayesWarning, SettingsError
 from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import OutputFn, Selection
@@ -259,7 +260,9 @@ class Baseline(SamplePosterior):
         def objective(alpha: float) -> float:
             self.prior_precision, total = alpha, 0.0
             for x, y in chunks:
-                samples = self.predict(x, pred_type=pred_type).samples
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "Some predictions", NullBayesWarning)  # the search goes around it
+                    samples = self.predict(x, pred_type=pred_type).samples
                 self._likelihood.check(samples[0], y)
                 total -= len(y) * mean_nll(samples, y, self._likelihood)
             return total / len(examples)
