@@ -587,6 +587,24 @@ def test_exact_variances_leave_as_much_as_samples_have_left(projector: Any) -> N
         assert 0.5 < ratio.min() < ratio.max() < 2.0
 
 
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.ConvergenceWarning")
+def test_exact_variances_of_an_interrupted_fit_are_those_of_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(sweeps: int, residual: Tensor) -> None:
+        if sweeps == 2:
+            raise KeyboardInterrupt
+
+    posterior, wanted = (nb.ProjectedPosterior(MLP.build(), prior_precision=1.0) for _ in range(2))
+    with monkeypatch.context() as patched:
+        patched.setattr("nullbayes.posteriors.progress.Progress.sweeps", lambda *_: stop)
+        posterior.fit([CLASSIFICATION.data()], 4, projector=Alternating(4, 1e-9), generator=seeded(), progress=False)
+    wanted.fit(
+        [CLASSIFICATION.data()], 4, projector=Alternating(4, 1e-9, max_sweeps=2), generator=seeded(), progress=False
+    )
+    torch.testing.assert_close(posterior.directions, wanted.directions)
+    exact = [p.functional_variance(X_NEW, exact=True) for p in (posterior, wanted)]
+    torch.testing.assert_close(*exact)
+
+
 def test_exact_variances_do_not_depend_on_how_many_rows_fit_in_memory() -> None:
     posterior = fit(nb.ProjectedPosterior, n_samples=2)
     whole = posterior.functional_variance(X_NEW, exact=True)

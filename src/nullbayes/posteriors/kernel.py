@@ -7,6 +7,7 @@ Which rows :math:`A` has is the only difference between the two.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 import os
 import warnings
@@ -312,6 +313,8 @@ class KernelPosterior(SamplePosterior):
         assert self._report is not None
         few = min(_LEADERS, self.n_samples)
         leaders = self._projector.leaders(self._state, noise.normal(self._network, self._report["seed"], 0, few))
+        most = self._report["sweeps"]  # of a fit that was interrupted: its samples had no more
+        leaders = [dataclasses.replace(leader, sweeps=min(leader.sweeps, most)) for leader in leaders]
         parts = [self._projected_squares(piece, leaders) for piece in self._few_rows(x)]
         return torch.cat(parts) / self.prior_precision
 
