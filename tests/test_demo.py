@@ -71,3 +71,8 @@ def test_command_line_without_its_extras_says_what_to_install(monkeypatch: pytes
     monkeypatch.setitem(sys.modules, "click", None)
     with pytest.raises(SystemExit, match=r"pip install 'nullbayes\[demo\]'"):
         cli.main()
+
+
+def test_a_picture_that_has_no_place_is_refused_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"There is no folder .*nowhere for the picture"):
+        cli.run_demo(tmp_path / "nowhere" / "demo.png")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -283,11 +284,24 @@ def test_targets_that_do_not_fit_are_refused(metric: Metric, probs: Tensor, targ
         metric(probs, targets)
 
 
-@pytest.mark.parametrize("n_bins", [0, -3])
+@pytest.mark.parametrize("n_bins", [0, -3, 1.5])
 def test_fewer_than_one_bin_is_refused(n_bins: int) -> None:
     for metric in (metrics.ece, metrics.mce):
         with pytest.raises(ValueError, match="n_bins must be at least 1"):
             metric(*draw(0), n_bins=n_bins)
+
+
+@pytest.mark.parametrize("convert", [Tensor.numpy, Tensor.tolist])
+def test_arrays_and_lists_are_refused_by_name(convert: Callable[[Tensor], Any]) -> None:
+    probs, targets, scores = torch.tensor([[0.3, 0.7]]), torch.tensor([1]), torch.ones(3)
+    for metric in OF_CLASSES:
+        with pytest.raises(ValueError, match=r"probs must be a tensor.*torch.as_tensor"):
+            metric(convert(probs.cpu()), targets)
+        with pytest.raises(ValueError, match=r"targets must be a tensor.*torch.as_tensor"):
+            metric(probs, convert(targets.cpu()))
+    for metric in OF_SCORES:
+        with pytest.raises(ValueError, match=r"scores_out must be a tensor.*torch.as_tensor"):
+            metric(scores, convert(scores.cpu()))
 
 
 BAD_SCORES = {

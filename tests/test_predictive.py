@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
+import nullbayes as nb
 from drawing import randn
 from models import CLASSIFICATION, MLP, MODELS, REGRESSION, Model, call, flat_parameters, jacobian, with_parameters
 from nullbayes import predictive
-from nullbayes.errors import DataError
+from nullbayes.errors import DataError, NullBayesWarning
 from nullbayes.jacobian.network import Network
 from nullbayes.likelihoods import Classification, Regression, resolve
 
@@ -68,6 +69,16 @@ def test_a_loader_of_nothing_is_refused() -> None:
     for nothing in ([], [MLP.inputs(0, torch.Generator())]):
         with pytest.raises(DataError, match="nothing to predict"):
             predictive.predict(Network(model), Classification(), nothing, deviations(model))
+
+
+@pytest.mark.parametrize("alpha", [1e-70, 1e-90], ids=["variances", "samples"])
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+def test_predictions_beyond_all_numbers_are_said_aloud(alpha: float) -> None:
+    x, y = CLASSIFICATION.data()
+    posterior = nb.ProjectedPosterior(MLP.build().float(), prior_precision=alpha)
+    posterior.fit([(x.float(), y)], 4, progress=False)
+    with pytest.warns(NullBayesWarning, match=r"not finite in float32: use a larger prior_precision"):
+        assert not torch.isfinite(posterior.predict(x.float() + 1.0).variance).all()
 
 
 def test_the_nll_is_that_of_the_mean_density() -> None:

@@ -170,6 +170,21 @@ def test_tuning_by_quadrature_comes_close(monkeypatch: pytest.MonkeyPatch) -> No
     assert estimated != dense
 
 
+@pytest.mark.parametrize("method", ["nll", "marglik"])
+@pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.baselines.DiagonalLaplace])
+def test_what_is_best_does_not_depend_on_the_precision_in_use(kind: type, method: str) -> None:
+    """A search around the precision at hand would stop at an edge of its own making."""
+    model, generator = MLP.build(), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        model[2].weight.mul_(8.0)  # sure of itself: some variance lowers the NLL, too much raises it
+    posterior = kind(model).fit([CLASSIFICATION.data()], 10, generator=generator, progress=False)
+    data, found = [CLASSIFICATION.data(n=12, seed=21)], []
+    for alpha in (1.0, 1e15, 1e-15):
+        posterior.prior_precision = alpha
+        found.append(posterior.optimize_prior_precision(data, method))
+    assert found[0] == found[1] == found[2]
+
+
 def test_a_loss_of_ones_own_has_no_marginal_likelihood() -> None:
     posterior = nb.LossProjectedPosterior(MLP.build(), lambda f, y: f.square().sum(1))
     data = [CLASSIFICATION.data()]

@@ -95,6 +95,11 @@ def load_benchmarks(folder: Path | None = None) -> Any:
 def run_demo(output: Path) -> None:
     """Run the demonstration and tell what happens."""
     _need("matplotlib", "sklearn")
+    if not output.absolute().parent.is_dir():
+        msg = (
+            f"There is no folder {output.absolute().parent} for the picture: make it, or choose another with --output."
+        )
+        raise SystemExit(msg)
     import torch
 
     from nullbayes import demo

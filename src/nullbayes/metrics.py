@@ -177,8 +177,8 @@ def fpr95(scores_in: Tensor, scores_out: Tensor) -> float:
 
 def _calibration_gaps(probs: Tensor, targets: Tensor, n_bins: int) -> tuple[Tensor, Tensor]:
     """Return, for each bin, n_b |acc_b - conf_b| and n_b."""
-    if n_bins < 1:
-        message = f"n_bins must be at least 1, but it is {n_bins}."
+    if not hasattr(n_bins, "__index__") or n_bins < 1:
+        message = f"n_bins must be at least 1, a whole number, but it is {n_bins}."
         raise ValueError(message)
     table, predicted, labels = _checked(probs, targets)
     top = table.amax(dim=1)
@@ -192,6 +192,7 @@ def _calibration_gaps(probs: Tensor, targets: Tensor, n_bins: int) -> tuple[Tens
 def _checked(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return class probabilities (N, C), predicted classes (N,) and target classes (N,)."""
     table = _class_probs(probs)
+    _check_tensor(targets, "targets")
     binary = _is_binary(probs)
     predicted = (table[:, 1] >= 0.5).long() if binary else table.argmax(dim=1)
     n_examples, n_classes = table.shape
@@ -215,12 +216,19 @@ def _checked(probs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return table, predicted, labels
 
 
+def _check_tensor(values: object, name: str) -> None:
+    if not isinstance(values, Tensor):
+        message = f"{name} must be a tensor, but it is {type(values).__name__}; convert it with torch.as_tensor."
+        raise ValueError(message)
+
+
 def _is_binary(probs: Tensor) -> bool:
     return probs.ndim == 1 or probs.shape[1] == 1
 
 
 def _class_probs(probs: Tensor) -> Tensor:
     """Return the checked probabilities (N, C) in float64 on the CPU, with C = 2 for binary labels."""
+    _check_tensor(probs, "probs")
     if probs.ndim not in (1, 2):
         message = (
             f"probs must have shape (N, C), or (N,) for binary labels, but it has shape "
@@ -261,6 +269,7 @@ def _class_probs(probs: Tensor) -> Tensor:
 
 def _scores(scores: Tensor, name: str) -> Tensor:
     """Return the checked scores (N,) in float64 on the CPU."""
+    _check_tensor(scores, name)
     if scores.ndim != 1:
         message = f"{name} must have shape (N,), a score for each input, but it has shape {tuple(scores.shape)}."
         raise ValueError(message)

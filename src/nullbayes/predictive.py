@@ -7,6 +7,7 @@ A posterior is a set of directions around the trained parameters. Linearized, sa
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nullbayes.errors import DataError, LikelihoodError, SettingsError
+from nullbayes.errors import DataError, LikelihoodError, NullBayesWarning, SettingsError
 from nullbayes.jacobian.batches import BatchFn, inputs_of, leaves, map_leaves, n_examples, take_examples, to_device
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
@@ -125,7 +126,14 @@ def _in_halves(network: Network, x: Any, deviations: Tensor, pred_type: str) -> 
 def summarize(samples: Tensor, likelihood: Likelihood) -> Prediction:  # (S, N, ...)
     """Reduce output samples to mean, variance and mean probabilities."""
     probs = likelihood.probabilities(samples).mean(0) if likelihood.has_probabilities else None
-    return Prediction(samples.mean(0), samples.var(0), probs, samples)
+    variance = samples.var(0)
+    if not torch.isfinite(variance).all():
+        message = (
+            f"Some predictions or their variances are not finite in {str(samples.dtype).removeprefix('torch.')}: use a "
+            "larger prior_precision, or scale the outputs."
+        )
+        warnings.warn(message, NullBayesWarning, stacklevel=2)
+    return Prediction(samples.mean(0), variance, probs, samples)
 
 
 def score(prediction: Prediction, likelihood: Likelihood, kind: str) -> Tensor:  # (N,)

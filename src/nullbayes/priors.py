@@ -36,12 +36,6 @@ def closed_form(n_parameters: int, kernel_dimension: float, theta_squared: float
     return rank / theta_squared
 
 
-def most_evident(rows: Rows, theta_squared: float, start: float) -> float:
-    """Return the precision with the largest marginal likelihood, looked for from ``start``."""
-    values, weights = spectrum(rows, torch.Generator().manual_seed(0))
-    return maximize(lambda alpha: evidence(alpha, values, weights, theta_squared), start, "marginal likelihood")
-
-
 def maximize(objective: Callable[[float], float], start: float, what: str) -> float:
     """Maximize a function of the precision: a grid in powers of ten around ``start``, then golden section."""
     grid = [math.log(start) + math.log(10.0) * 0.5 * i for i in range(int(-2 * _DECADES), int(2 * _DECADES) + 1)]
@@ -91,3 +85,13 @@ def evidence(alpha: float, eigenvalues: Tensor, weights: Tensor, theta_squared: 
               = -\tfrac\alpha2 \|\theta\|^2 - \tfrac12 \sum_i \log(1 + \lambda_i/\alpha).
     """
     return -0.5 * alpha * theta_squared - 0.5 * float((weights * torch.log1p(eigenvalues / alpha)).sum())
+
+
+def best_evidence(eigenvalues: Tensor, weights: Tensor, theta_squared: float) -> float:
+    r"""Return the precision of the largest :func:`evidence`.
+
+    There :math:`\alpha \|\theta\|^2 = \sum_i \lambda_i / (\lambda_i + \alpha)`, which is at most the rank: the search
+    starts from the closed form, whatever precision is in use.
+    """
+    start = closed_form(int(weights[eigenvalues > 0].sum().ceil()), 0.0, theta_squared)
+    return maximize(lambda alpha: evidence(alpha, eigenvalues, weights, theta_squared), start, "marginal likelihood")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -27,7 +28,11 @@ def shuffled() -> Any:
         (lambda m: m.fit(loader=[(X_NEW, torch.full((4,), 3))]), LikelihoodError, "labels must be 0 to 2"),
         (lambda m: m.fit(loader=[(X_NEW.clone().fill_(float("nan")), torch.zeros(4).long())]), DataError, "NaN"),
         (lambda m: m.fit(memory_limit="much"), SettingsError, "8GB"),
+        (lambda m: m.fit(memory_limit=math.inf), SettingsError, "positive and finite, .* not inf"),
+        (lambda m: m.fit(generator=3), SettingsError, r"torch.Generator\(\).manual_seed"),
         (lambda m: m.fit(n_samples=0), SettingsError, "n_samples must be at least"),
+        (lambda m: m.fit(n_samples=4.5), SettingsError, "n_samples must be a whole number, not 4.5"),
+        (lambda m: m.make(prior_precision=None), SettingsError, "a positive number.* not None"),
         (lambda m: m.make().ood_score(X_NEW), NotFittedError, r"call fit\(loader\) first"),
         (lambda m: m.make().predict(X_NEW), NotFittedError, r"call fit\(loader\) first"),
         (lambda m: m.make().save("nowhere"), NotFittedError, r"call fit\(loader\) first"),

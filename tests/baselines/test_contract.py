@@ -292,3 +292,11 @@ def test_a_method_of_ones_own_without_evidence_says_what_to_choose_the_precision
     with pytest.raises(SettingsError, match='Own has no marginal likelihood: use method="grid" or "nll"'):
         posterior.optimize_prior_precision([CLASSIFICATION.data()], "marglik")
     assert posterior.prior_precision == 3.0
+
+
+@each_baseline
+def test_inference_mode_changes_nothing(method: Method) -> None:
+    plain = method.fit().ood_score(X_NEW)
+    with torch.inference_mode():
+        posterior = method.fit()
+        torch.testing.assert_close(posterior.ood_score(X_NEW), plain)

@@ -131,7 +131,7 @@ def test_names_that_a_module_cannot_have_are_refused(name: str) -> None:
 
 
 def test_a_number_of_samples_is_an_integer() -> None:
-    with pytest.raises(nb.errors.SettingsError, match="at least 2"):
+    with pytest.raises(nb.errors.SettingsError, match="a whole number"):
         nb.ProjectedPosterior(nn.Linear(4, 2).double(), "regression").fit([(X, Y)], 3.0)  # type: ignore[arg-type]
 
 

@@ -74,6 +74,42 @@ def test_samples_have_the_inverse_as_covariance(case: Case, alpha: float) -> Non
     torch.testing.assert_close(images.T @ images, wanted, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 1e-3])
+@pytest.mark.parametrize(
+    "make",
+    [lambda a: Primal(a.double().T @ a.double()), lambda a: Dual(nb.DenseRows(a))],
+    ids=["primal", "dual"],
+)
+def test_what_float32_rows_leave_of_themselves_is_no_difference_of_large_numbers(
+    make: Callable[[Tensor], Curvature], alpha: float
+) -> None:
+    """A training example of a network that fits well: its variance is a millionth of its squared length over alpha."""
+    rows = 100.0 * normal(20, 300, seed=8).float()
+    wide = rows.double()
+    inverse = torch.linalg.inv(wide.T @ wide + alpha * torch.eye(300, dtype=torch.float64))
+    wanted = ((wide @ inverse) * wide).sum(1)
+    torch.testing.assert_close(make(rows).variance(rows, alpha).double(), wanted, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("alpha", [100.0, 1.0, 1e-2])
+def test_a_spectrum_far_above_the_precision_does_not_break_float32(alpha: float) -> None:
+    """Up to 1e9 times: a preconditioner that rounding makes indefinite would end in NaN, taken for an answer."""
+    left, right = (torch.linalg.qr(normal(size, 60, seed=7)).Q for size in (60, 300))
+    rows = (left * torch.logspace(1.5, 3.5, 60, dtype=torch.float64)) @ right.T
+    inverse = torch.linalg.inv(rows.T @ rows + alpha * torch.eye(300, dtype=torch.float64))
+    new = torch.cat([rows[:3] / rows[:3].norm(dim=1, keepdim=True), normal(3, 300, seed=9)])
+    curvature = MatrixFree(nb.DenseRows(rows.float()), 30, seeded())
+    wanted = ((new @ inverse) * new).sum(1)
+    torch.testing.assert_close(curvature.variance(new.float(), alpha).double(), wanted, rtol=1e-2, atol=0)
+
+
+def test_products_without_numbers_are_no_answer() -> None:
+    curvature = MatrixFree(nb.DenseRows(TALL.float()), 3, seeded())
+    curvature.rows = nb.DenseRows(1e25 * TALL.float())  # whose squares overflow
+    with pytest.warns(ConvergenceWarning, match="where rounding in float32 lets it go no further"):
+        assert torch.isfinite(curvature.solve(normal(2, P, seed=9).float(), 1.0)).all()
+
+
 @each_alpha
 @each_case
 def test_variances_are_quadratic_forms_of_the_inverse(case: Case, alpha: float) -> None:

@@ -89,6 +89,8 @@ def test_blocks_are_views() -> None:
         (torch.zeros(0, 3), "at least one row and one column"),
         (torch.zeros(3, 0), "at least one row and one column"),
         (torch.zeros(2, 2, dtype=torch.int64), "floating-point"),
+        (torch.eye(2).to_sparse(), r"not a torch.sparse_coo one: .*to_dense"),
+        ([[1.0, 2.0]], r"not a list: torch.as_tensor"),
         (torch.tensor([[1.0, float("nan")]]), "NaN or Inf"),
         (torch.tensor([[float("inf")]]), "NaN or Inf"),
     ],

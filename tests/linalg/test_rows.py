@@ -1,5 +1,8 @@
 """Rows are cut into blocks without losing one, and multiply the same however they are known."""
 
+import math
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +15,7 @@ from nullbayes.errors import SettingsError
 from nullbayes.linalg.held import HeldRows
 from nullbayes.linalg.pieces import DensePiece
 from nullbayes.linalg.rows import Block, Rows
-from nullbayes.projectors import ExactDual
+from nullbayes.projectors import Alternating, ExactDual, Krylov
 from nullbayes.testing import kernel_projector
 
 
@@ -156,6 +159,50 @@ def test_matrix_without_rows_or_columns_is_refused(n_rows: int, n_columns: int) 
         nb.MatrixFreeRows(lambda v, _: v, lambda v, _: v, n_rows=n_rows, n_columns=n_columns)
 
 
+MATRIX = gaussian(6, 9)
+
+
+def forward(vectors: Tensor, rows: slice) -> Tensor:
+    return vectors @ MATRIX[rows].T
+
+
+def back(vectors: Tensor, rows: slice) -> Tensor:
+    return vectors @ MATRIX[rows]
+
+
+@pytest.mark.parametrize(
+    ("jvp", "vjp", "match"),
+    [
+        (lambda v, rows: 0.0 * forward(v, rows), back, "do not belong to the same matrix"),
+        (lambda v, rows: -forward(v, rows), back, "do not belong to the same matrix"),
+        (lambda v, rows: math.nan * forward(v, rows), back, "jvp or vjp returns NaN or Inf"),
+        (forward, lambda u, rows: 2.0 * back(u, rows), "do not belong to the same matrix"),
+        (lambda v, rows: forward(v, rows).T, back, r"jvp must return a tensor of shape \(1, 6\).* not shape \(6, 1\)"),
+        (forward, lambda u, rows: back(u, rows).tolist(), r"vjp must return a tensor of shape \(1, 9\).* not list"),
+    ],
+)  # fmt: skip
+def test_products_that_are_not_each_others_transpose_are_refused(jvp: Any, vjp: Any, match: str) -> None:
+    """The projectors see the rows through both: a jvp of nothing leaves all noise, with a residual of zero."""
+    with pytest.raises(SettingsError, match=match):
+        nb.MatrixFreeRows(jvp, vjp, n_rows=6, n_columns=9, dtype=torch.float64, device=MATRIX.device)
+
+
+@pytest.mark.parametrize("projector", [ExactDual(), Krylov(Alternating(block_rows=2))], ids=["dual", "krylov"])
+def test_products_in_another_precision_are_taken_in_that_of_the_rows(projector: Any) -> None:
+    rows = nb.MatrixFreeRows(
+        lambda v, rows: forward(v.double(), rows), lambda u, rows: back(u.double(), rows), n_rows=6, n_columns=9,
+        dtype=torch.float32, device=MATRIX.device,
+    )  # fmt: skip
+    assert projector.apply(projector.prepare(rows), gaussian(2, 9)).directions.dtype == torch.float32
+
+
+def test_integers_multiply_no_vectors() -> None:
+    with pytest.raises(SettingsError, match=r"not torch.int32: pass dtype=torch.float64"):
+        nb.MatrixFreeRows(forward, back, n_rows=6, n_columns=9, dtype=torch.int32)
+
+
 def test_blocks_of_no_rows_are_refused() -> None:
     with pytest.raises(SettingsError, match="block_rows must be at least 1"):
         nb.DenseRows(torch.eye(3), block_rows=0)
+    with pytest.raises(SettingsError, match="block_rows must be at least 1"):
+        matrix_free(MATRIX, block_rows=0)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -246,7 +247,7 @@ SETTINGS_REFUSED = {
     "no size": ({"memory_limit": "plenty"}, "memory_limit='plenty' is not a size.*\"8GB\""),
     "odd size": ({"memory_limit": "1.2.3GB"}, "is not a size"),
     "negative size": ({"memory_limit": "-8GB"}, "is not a size"),
-    "zero": ({"memory_limit": 0}, "memory_limit must be positive, not 0"),
+    "zero": ({"memory_limit": 0}, "memory_limit must be positive and finite.* not 0"),
     "zero GB": ({"memory_limit": "0GB"}, "memory_limit must be positive"),
     "far too little": ({"memory_limit": 100}, "take fewer samples or raise memory_limit"),
     "tolerance of one": ({"tolerance": 1.0}, "tolerance needs 0 <= rtol < 1"),
@@ -286,6 +287,14 @@ def test_wrong_prior_precisions_are_refused(value: Any) -> None:
     assert posterior.prior_precision == before
 
 
+@pytest.mark.parametrize("make", [np.float32, np.float64, np.int64, torch.tensor, int], ids=lambda m: m.__name__)
+def test_numbers_come_from_anywhere(make: Callable[[int], Any]) -> None:
+    for kind in (nb.ProjectedPosterior, nb.baselines.DiagonalLaplace):
+        posterior = kind(MLP.build(), prior_precision=make(3))
+        assert posterior.fit(DATA, np.int64(4), progress=False).prior_precision == 3.0
+        assert posterior.predict(X, n_samples=np.int64(2)).samples.shape[0] == 2
+
+
 CALLS_REFUSED = {
     "pred_type": (lambda p: p.predict(X, pred_type="glm"), SettingsError, "linearized, sampled, not 'glm'"),
     "kind": (lambda p: p.ood_score(X, "variance"), SettingsError, "max_variance, sum_variance.*not 'variance'"),
@@ -294,6 +303,10 @@ CALLS_REFUSED = {
     "no samples": (lambda p: p.predict(X, n_samples=0), SettingsError, "n_samples must be"),
     "one sample": (lambda p: p.predict(X, n_samples=1), SettingsError, "at least 2 to speak of a variance"),
     "too many drawn": (lambda p: p.sample(5), SettingsError, "between 1 and 4"),
+    "half a sample": (lambda p: p.predict(X, n_samples=2.5), SettingsError, "a whole number, not 2.5"),
+    "half a sample drawn": (lambda p: p.sample(2.5), SettingsError, "a whole number, not 2.5"),
+    "half a sample put in": (lambda p: p.sampled_parameters(0.5).__enter__(), SettingsError, "a whole number, not 0.5"),
+    "extend by half": (lambda p: p.extend(0.5), SettingsError, "a whole number, not 0.5"),
     "extend by none": (lambda p: p.extend(0), SettingsError, "at least 1, not 0"),
     "no such sample": (lambda p: p.sampled_parameters(4).__enter__(), SettingsError, "no sample 4: there are 4"),
     "NaN inputs": (lambda p: p.predict(X * torch.nan), DataError, "NaN or Inf"),
@@ -304,6 +317,10 @@ CALLS_REFUSED = {
     "empty loader, exact": (lambda p: p.functional_variance([], exact=True), DataError, "yields no batch"),
     "shuffled check": (
         lambda p: p.check_fit(DataLoader(TensorDataset(X, Y), shuffle=True)), DataError, "shuffle=False",
+    ),
+    "nothing to check": (lambda p: p.check_fit([(X, Y * 0 - 100)]), DataError, "nothing to compare predictions with"),
+    "nothing to tune by": (
+        lambda p: p.optimize_prior_precision([(X, Y * 0 - 100)], "nll"), DataError, "nothing to compare",
     ),
     "other labels": (lambda p: p.check_fit([(X, Y + 5)]), LikelihoodError, "labels must be 0 to 2"),
     "other data": (lambda p: p.release().prepare([(X[:3], Y[:3])]), DataError, "15 rows.*9"),

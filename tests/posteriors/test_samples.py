@@ -166,3 +166,32 @@ def test_released_rows_can_be_built_again() -> None:
             ask()
     posterior.prepare([CLASSIFICATION.data()], projector=EXACT).extend(2, progress=False)
     torch.testing.assert_close(posterior.directions, whole.directions)
+
+
+def test_samples_of_a_posterior_that_was_prepared_again_meet_the_tolerance_of_the_fit() -> None:
+    data = [CLASSIFICATION.data(n=12)]
+    posterior = nb.ProjectedPosterior(MLP.build()).fit(data, 3, tolerance=1e-7, progress=False)
+    posterior.release().prepare(data).extend(3, progress=False)
+    assert max(posterior.report.residual) <= posterior.report.tolerance == 1e-7
+    posterior.release().prepare(data, tolerance=0.3).extend(3, progress=False)
+    assert posterior.report.tolerance == 0.3  # what all of them meet
+
+
+@each_kind
+def test_a_fit_that_is_interrupted_while_it_measures_leaves_all_or_nothing(
+    kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> float:
+        raise KeyboardInterrupt
+
+    posterior, fresh = fit(kind), kind(MLP.build())
+    before, alpha, report = posterior.directions, posterior.prior_precision, posterior.report
+    monkeypatch.setattr("nullbayes.posteriors.spread.left_on_training_outputs", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        posterior.extend(3, progress=False)
+    assert torch.equal(posterior.directions, before)
+    assert (posterior.prior_precision, posterior.report) == (alpha, report)
+    with pytest.raises(KeyboardInterrupt):
+        fresh.fit([CLASSIFICATION.data()], 3, progress=False)
+    with pytest.raises(NotFittedError):
+        fresh.predict(X_NEW)

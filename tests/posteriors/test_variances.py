@@ -12,6 +12,7 @@ from torch import Tensor
 import nullbayes as nb
 from drawing import randn
 from models import CLASSIFICATION, MLP, Task, jacobian
+from nullbayes.projectors import Alternating, Krylov
 from nullbayes.testing import kernel_projector
 from posteriors.fitting import EXACT, ITERATIVE, X_NEW, each_kind, each_task, fit, probabilities, rows_of, seeded
 
@@ -75,3 +76,51 @@ def test_exact_variance_of_inputs_that_have_nothing_to_do_with_the_data_is_silen
     posterior.fit([(axes[:3], torch.tensor([0, 1, 0]))], 4, projector=projector, progress=False)
     variance = posterior.functional_variance(axes[3:], exact=True)
     torch.testing.assert_close(variance, torch.ones(5, 2, dtype=torch.float64))
+
+
+LOOSE = {
+    "one block": Krylov(rtol=0.01),
+    "krylov": Krylov(Alternating(block_rows=150), rtol=0.03),
+    "alternating": Alternating(block_rows=150, rtol=0.1),
+    "coarse": Alternating(block_rows=150, rtol=0.1, coarse=50),
+}
+
+
+@pytest.mark.parametrize("projector", LOOSE.values(), ids=LOOSE)
+def test_exact_variances_leave_as_much_as_samples_have_left(projector: Any) -> None:
+    """The rows of inputs meet a loose tolerance long before noise does; what counts is the map that samples went by."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 4)).double()
+    x = randn(150, 20, generator=seeded(), dtype=torch.float64)
+    posterior = nb.ProjectedPosterior(model)
+    posterior.fit([(x, torch.arange(150) % 4)], 300, projector=projector, generator=seeded(), progress=False)
+    for inputs in (x[:5], x[:5].flip(1)):
+        ratio = posterior.functional_variance(inputs) / posterior.functional_variance(inputs, exact=True)
+        assert abs(float(ratio.log().mean())) < 0.15
+        assert 0.5 < ratio.min() < ratio.max() < 2.0
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.ConvergenceWarning")
+def test_exact_variances_of_an_interrupted_fit_are_those_of_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(sweeps: int, residual: Tensor) -> None:
+        if sweeps == 2:
+            raise KeyboardInterrupt
+
+    posterior, wanted = (nb.ProjectedPosterior(MLP.build(), prior_precision=1.0) for _ in range(2))
+    with monkeypatch.context() as patched:
+        patched.setattr("nullbayes.posteriors.progress.Progress.sweeps", lambda *_: stop)
+        posterior.fit([CLASSIFICATION.data()], 4, projector=Alternating(4, 1e-9), generator=seeded(), progress=False)
+    wanted.fit(
+        [CLASSIFICATION.data()], 4, projector=Alternating(4, 1e-9, max_sweeps=2), generator=seeded(), progress=False
+    )
+    torch.testing.assert_close(posterior.directions, wanted.directions)
+    exact = [p.functional_variance(X_NEW, exact=True) for p in (posterior, wanted)]
+    torch.testing.assert_close(*exact)
+
+
+def test_exact_variances_do_not_depend_on_how_many_rows_fit_in_memory() -> None:
+    posterior = fit(nb.ProjectedPosterior, n_samples=2)
+    whole = posterior.functional_variance(X_NEW, exact=True)
+    posterior._jacobian.working_bytes, posterior._exact = 1, None
+    torch.testing.assert_close(posterior.functional_variance(X_NEW, exact=True), whole)
+    assert posterior._exact.at_once == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from nullbayes import priors
 from nullbayes.baselines.report import BaselineReport
-from nullbayes.errors import FileError, LikelihoodError, NotFittedError, SettingsError
+from nullbayes.errors import FileError, LikelihoodError, NotFittedError, NullBayesWarning, SettingsError
 from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
@@ -23,6 +24,7 @@ from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise
 from nullbayes.posteriors.base import SamplePosterior
+from nullbayes.posteriors.numbers import positive, whole
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.resources import Meter, memory_limit_bytes
 from nullbayes.precision import full_precision
@@ -123,7 +125,7 @@ class Baseline(SamplePosterior):
         *,
         progress: bool,
     ) -> Self:
-        if n_samples < self._least_samples:
+        if (n_samples := whole(n_samples)) < self._least_samples:
             msg = f"n_samples must be at least {self._least_samples} for {type(self).__name__}, not {n_samples}."
             raise SettingsError(msg)
         self._network.check_unchanged()
@@ -199,16 +201,17 @@ class Baseline(SamplePosterior):
         self._precision_rule = self._check_prior(value)
 
     def _check_prior(self, value: str | float) -> float:
-        if isinstance(value, str) or not 0 < value < math.inf:
+        number = None if isinstance(value, str) else positive(value)
+        if number is None:
             msg = (
                 f"prior_precision of {type(self).__name__} must be a positive number, not {value!r}: "
                 "optimize_prior_precision(loader) chooses one after the fit."
             )
             raise SettingsError(msg)
-        if not self._has_prior and value != 1.0:
+        if not self._has_prior and number != 1.0:
             msg = f"{type(self).__name__} has no prior: leave prior_precision out."
             raise SettingsError(msg)
-        return float(value)
+        return number
 
     def optimize_prior_precision(
         self, loader: Iterable[Any], method: str = "grid", *, pred_type: str = "linearized"
@@ -236,7 +239,7 @@ class Baseline(SamplePosterior):
             elif method in ("grid", "nll"):
                 objective = self._held_out(loader, pred_type)
                 if method == "nll":
-                    best = priors.maximize(objective, before, "held-out likelihood")
+                    best = priors.maximize(objective, 1.0, "held-out likelihood")  # not from where an earlier one ended
                 else:
                     values = {alpha: objective(alpha) for alpha in GRID}
                     best = max(values, key=lambda alpha: values[alpha] if math.isfinite(values[alpha]) else -math.inf)
@@ -257,7 +260,9 @@ class Baseline(SamplePosterior):
         def objective(alpha: float) -> float:
             self.prior_precision, total = alpha, 0.0
             for x, y in chunks:
-                samples = self.predict(x, pred_type=pred_type).samples
+                with warnings.catch_warnings():
+                    warnings.filterwarnings("ignore", "Some predictions", NullBayesWarning)  # the search goes around it
+                    samples = self.predict(x, pred_type=pred_type).samples
                 self._likelihood.check(samples[0], y)
                 total -= len(y) * mean_nll(samples, y, self._likelihood)
             return total / len(examples)

@@ -36,7 +36,8 @@ class KroneckerLaplace(Laplace):
     """
 
     def _approximate(self, work: Work) -> Curvature:
-        return Kronecker(list(_factors(work.rows)))
+        with torch.inference_mode(False):  # whose tensors know no gradients
+            return Kronecker(list(_factors(work.rows)))
 
     def _rebuilt(self, tensors: Mapping[str, Tensor]) -> Curvature:
         return Kronecker.of(tensors)
@@ -74,7 +75,7 @@ def _factors(rows: OutputJacobian) -> Iterator[Factor]:
     """Compute the factors of every layer, and iterate over the eigenpairs of weights and biases."""
     operator = _curvlinops()
     network = copy.copy(rows.network)
-    shared = {id(t): t for t in (*network.module.parameters(), *network.module.buffers())}
+    shared = {id(t): _plain(t) for t in (*network.module.parameters(), *network.module.buffers())}
     network.module = copy.deepcopy(network.module, shared)  # for its hooks
     rows = OutputJacobian(network, rows.examples, rows.likelihood, hessian=True)
     named = dict(network.module.named_parameters())
@@ -102,6 +103,13 @@ def _factors(rows: OutputJacobian) -> Iterator[Factor]:
             inputs = state["input_covariances"][layer].detach().double() if kind == "weight" else outputs.new_ones(1, 1)
             found = decomposed(starts[place], outputs, inputs)
             yield Factor(found.column, *(part.to(network.dtype) for part in found[1:]))
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return a tensor that may have gradients: itself, or a copy where it was made in inference mode."""
+    if not tensor.is_inference():
+        return tensor
+    return nn.Parameter(tensor.clone()) if isinstance(tensor, nn.Parameter) else tensor.clone()
 
 
 def _layers(operator: Any, leaves: list[Tensor], model: nn.Module) -> dict[str, dict[str, int]]:

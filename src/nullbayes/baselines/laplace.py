@@ -103,10 +103,7 @@ class Laplace(Baseline):
 
     def _maximize_evidence(self) -> float:
         values, weights = self.curvature.spectrum()
-        squared = self._theta_squared()
-        return priors.maximize(
-            lambda alpha: priors.evidence(alpha, values, weights, squared), self.prior_precision, "marginal likelihood"
-        )
+        return priors.best_evidence(values, weights, self._theta_squared())
 
     def _tensors(self) -> dict[str, Tensor]:
         held = {} if self._curvature is None else self._curvature.tensors()

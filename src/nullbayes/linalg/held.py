@@ -228,6 +228,10 @@ class DenseRows(HeldRows):
     """
 
     def __init__(self, matrix: Tensor, block_rows: int | None = None) -> None:
+        if not isinstance(matrix, Tensor) or matrix.layout != torch.strided:
+            what = f"a {matrix.layout} one" if isinstance(matrix, Tensor) else f"a {type(matrix).__name__}"
+            msg = f"DenseRows takes a dense tensor, not {what}: torch.as_tensor(matrix) or matrix.to_dense() makes one."
+            raise SettingsError(msg)
         if matrix.ndim != 2 or 0 in matrix.shape:
             msg = f"DenseRows takes a matrix of at least one row and one column, not shape {tuple(matrix.shape)}."
             raise SettingsError(msg)

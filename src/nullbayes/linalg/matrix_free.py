@@ -13,6 +13,7 @@ from nullbayes.linalg.held import DenseRows
 from nullbayes.linalg.rows import Block, Rows
 
 _COPIES = 6  # of vectors, while products with them are in work
+_COMPARED = 256  # rows on which the two functions are compared
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,8 @@ class ProductBlock(Block):
 class MatrixFreeRows(Rows):
     """A matrix known by two functions that multiply with a range of its rows.
 
+    The two are compared once, on the first rows: what one forgets, the projectors could not see.
+
     Parameters
     ----------
     jvp : callable (vectors (S, P), rows: slice) -> (S, m)
@@ -90,10 +93,17 @@ class MatrixFreeRows(Rows):
         if n_rows < 1 or n_columns < 1:
             msg = f"A matrix needs at least one row and one column, not {n_rows} and {n_columns}."
             raise SettingsError(msg)
+        if block_rows is not None and block_rows < 1:
+            msg = f"block_rows must be at least 1, not {block_rows}."
+            raise SettingsError(msg)
         self._jvp, self._vjp = jvp, vjp
         self.n_rows, self.n_columns, self.block_rows = n_rows, n_columns, block_rows
         self.dtype = dtype if dtype is not None else torch.get_default_dtype()
+        if not self.dtype.is_floating_point:
+            msg = f"MatrixFreeRows multiplies floating-point vectors, not {self.dtype}: pass dtype=torch.float64."
+            raise SettingsError(msg)
         self.device = torch.device(device)
+        self._compare(min(n_rows, block_rows or _COMPARED))
 
     def block(self, start: int, stop: int) -> Block:
         """Return rows ``start`` to ``stop`` as products."""
@@ -101,11 +111,38 @@ class MatrixFreeRows(Rows):
         return ProductBlock(
             n_rows=stop - start,
             n_columns=self.n_columns,
-            forward=lambda vectors: self._jvp(vectors, where),
-            transposed=lambda vectors: self._vjp(vectors, where),
+            forward=lambda vectors: self._checked(self._jvp(vectors, where), (len(vectors), stop - start), "jvp"),
+            transposed=lambda vectors: self._checked(self._vjp(vectors, where), (len(vectors), self.n_columns), "vjp"),
             like=torch.empty(0, dtype=self.dtype, device=self.device),
             working_bytes=self.working_bytes,
         )
+
+    def _checked(self, product: Tensor, shape: tuple[int, int], name: str) -> Tensor:
+        if not isinstance(product, Tensor) or product.shape != shape:
+            what = f"shape {tuple(product.shape)}" if isinstance(product, Tensor) else type(product).__name__
+            msg = f"{name} must return a tensor of shape {shape}, one row a vector, for the rows asked for, not {what}."
+            raise SettingsError(msg)
+        return product.to(self.device, self.dtype)
+
+    def _compare(self, n_rows: int) -> None:
+        """Refuse functions that are not each other's transpose on the first rows: u · (A v) = (A⊤ u) · v."""
+        block, generator = self.block(0, n_rows), torch.Generator().manual_seed(0)
+        u, v = (
+            torch.randn(1, size, generator=generator, dtype=torch.float64, device="cpu").to(self.device, self.dtype)
+            for size in (n_rows, self.n_columns)
+        )
+        forward, back = block.mv(v).double(), block.rmv(u).double()
+        left, right = (u.double() * forward).sum(), (v.double() * back).sum()
+        if not bool(torch.isfinite(left - right)):
+            msg = f"jvp or vjp returns NaN or Inf on the first {n_rows} rows: look for extreme values in them."
+            raise SettingsError(msg)
+        scale = u.double().norm() * forward.norm() + v.double().norm() * back.norm()
+        if bool((left - right).abs() > torch.finfo(self.dtype).eps ** 0.5 * scale):
+            msg = (
+                f"jvp and vjp do not belong to the same matrix: u · jvp(v) is {float(left):.4g} and vjp(u) · v is "
+                f"{float(right):.4g} on its first {n_rows} rows. jvp is vectors @ A[rows].T, vjp is vectors @ A[rows]."
+            )
+            raise SettingsError(msg)
 
     def keep(self, *, half: bool = False, host: bool = False) -> Rows:
         """Return the same rows with all entries in memory, on the device."""

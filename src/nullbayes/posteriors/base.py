@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes import io, priors
-from nullbayes.errors import FileError, NotFittedError, SettingsError
+from nullbayes.errors import DataError, FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.modules import unwrapped
@@ -24,6 +24,7 @@ from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors import spread
 from nullbayes.posteriors.copies import Copied
+from nullbayes.posteriors.numbers import positive, whole
 from nullbayes.posteriors.report import FitCheck
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Prediction, mean_nll, predict, score
@@ -123,7 +124,7 @@ class SamplePosterior(Copied):
         return float(self._network.theta.double().square().sum())
 
     def _deviations(self, n_samples: int | None = None) -> Tensor:  # (S, P)
-        if n_samples is not None and not 1 <= n_samples <= self.n_samples:
+        if n_samples is not None and not 1 <= whole(n_samples) <= self.n_samples:
             more = "; extend() draws more" if hasattr(self, "extend") else ""
             msg = f"n_samples must be between 1 and {self.n_samples}, not {n_samples}{more}."
             raise SettingsError(msg)
@@ -145,7 +146,7 @@ class SamplePosterior(Copied):
         >>> with posterior.sampled_parameters(0) as model:  # doctest: +SKIP
         ...     outputs = model(x)
         """
-        if not -self.n_samples <= i < self.n_samples:
+        if not -self.n_samples <= whole(i, "i") < self.n_samples:
             msg = f"There is no sample {i}: there are {self.n_samples}."
             raise SettingsError(msg)
         self._network.check_unchanged()
@@ -230,8 +231,7 @@ class SamplePosterior(Copied):
         """Measure how far mean predictions and accuracy moved from the network's own on some data."""
         outputs, changes, targets = self._evaluate(loader)
         samples = outputs + changes / self.prior_precision**0.5
-        counted = self._likelihood.counted(outputs, targets)
-        counted = torch.ones_like(outputs, dtype=torch.bool) if counted is None else counted
+        counted = self._counted(outputs, targets)
         shift = (samples.mean(0) - outputs)[counted]
         return FitCheck(
             n_data=len(outputs),
@@ -245,6 +245,15 @@ class SamplePosterior(Copied):
             accuracy_posterior=self._accuracy(samples, targets),
         )
 
+    def _counted(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return which outputs the targets speak of; refuse targets that speak of none."""
+        counted = self._likelihood.counted(outputs, targets)
+        counted = torch.ones_like(outputs, dtype=torch.bool) if counted is None else counted
+        if not bool(counted.any()):
+            msg = "Every target is one to be ignored (ignore_index): there is nothing to compare predictions with."
+            raise DataError(msg)
+        return counted
+
     def _accuracy(self, samples: Tensor, targets: Tensor) -> float | None:
         if not self._likelihood.has_probabilities:
             return None
@@ -254,11 +263,15 @@ class SamplePosterior(Copied):
 
     def _tune_nll(self, loader: Iterable[Any]) -> float:
         outputs, changes, targets = self._evaluate(loader)
+        self._counted(outputs, targets)
 
         def objective(alpha: float) -> float:
             return -mean_nll(outputs + changes / alpha**0.5, targets, self._likelihood)
 
-        return priors.maximize(objective, self.prior_precision, "held-out likelihood")
+        start = self.prior_precision
+        with contextlib.suppress(SettingsError):  # whatever was found before: the answer depends on the data alone
+            start = self._resolve_precision("optimal")
+        return priors.maximize(objective, start, "held-out likelihood")
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -360,7 +373,7 @@ def _check_precision(value: str | float) -> str | float:
     if isinstance(value, str):
         if value in ("optimal", "paper"):
             return value
-    elif isinstance(value, (int, float)) and 0 < value < float("inf"):
-        return float(value)
+    elif (number := positive(value)) is not None:
+        return number
     msg = f'prior_precision must be a positive number, "optimal" or "paper", not {value!r}.'
     raise SettingsError(msg)

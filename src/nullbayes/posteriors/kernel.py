@@ -21,13 +21,14 @@ from nullbayes import priors
 from nullbayes.errors import DataError, FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
-from nullbayes.jacobian.products import output_rows
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise, spread
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.checkpoint import Checkpoint
+from nullbayes.posteriors.exact import LEADERS, ExactVariances
 from nullbayes.posteriors.header import MOST_NOTES
+from nullbayes.posteriors.numbers import whole
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.posteriors.resources import Meter
@@ -44,6 +45,7 @@ class KernelPosterior(SamplePosterior):
     _projector: Projector | None = None
     _state: Any = None
     _built: tuple[Asked, Setup]
+    _exact: ExactVariances | None = None
     _base: noise.Base | None = None
     _report: dict[str, Any] | None = None
     _underfit_advice = "The posterior underfits: use a smaller tolerance or a larger prior_precision."
@@ -101,7 +103,7 @@ class KernelPosterior(SamplePosterior):
         progress : bool
             Show a bar, on a terminal.
         """
-        if not isinstance(n_samples, int) or n_samples < 2:
+        if (n_samples := whole(n_samples)) < 2:
             msg = f"n_samples must be at least 2 to speak of a variance, not {n_samples}."
             raise SettingsError(msg)
         self._base, self._likelihood = base, self._asked
@@ -126,7 +128,7 @@ class KernelPosterior(SamplePosterior):
         Where memory runs out, fewer are drawn at a time; where one is too many, by a smaller plan, as in ``fit``. The
         report's notes say so. Where nothing helps, the samples so far stay.
         """
-        if n_samples < 1:
+        if (n_samples := whole(n_samples)) < 1:
             msg = f"n_samples must be at least 1, not {n_samples}."
             raise SettingsError(msg)
         self._need_state()
@@ -159,13 +161,16 @@ class KernelPosterior(SamplePosterior):
         loader: Iterable[Any],
         *,
         projector: str | Projector = "auto",
-        tolerance: float = 1e-2,
+        tolerance: float | None = None,
         memory_limit: int | str | None = None,
     ) -> Self:
         """Build rows and projector anew, for a posterior that was loaded or released.
 
-        ``extend`` and exact variances need them.
+        ``extend`` and exact variances need them. The tolerance for "auto" is that of the fit, unless told otherwise.
         """
+        _ = self.directions  # says what to do before fit
+        assert self._report is not None
+        tolerance = self._report["tolerance"] if tolerance is None else tolerance
         with Progress(show=False) as bar:
             asked = Asked(self._open(loader, bar), self.n_samples, projector, tolerance, memory_limit)
             new: dict[str, Any] = {}
@@ -186,7 +191,7 @@ class KernelPosterior(SamplePosterior):
 
     def release(self) -> Self:
         """Free the rows and the projector; predictions stay, ``extend`` and exact variances need ``prepare`` again."""
-        self._rows = self._state = None
+        self._rows = self._state = self._exact = None
         return self
 
     def _forget(self) -> None:
@@ -214,7 +219,7 @@ class KernelPosterior(SamplePosterior):
             self._rows = rows.stored(setup.storage)
         with self._meter.phase("factors"):
             self._state = method.prepare(self._rows)
-        self._built = asked, setup
+        self._built, self._exact = (asked, setup), None
         return {
             "projector": type(method).__name__, "reason": setup.reason, "route": rows.route,
             "n_data": len(rows.examples), "n_rows": rows.n_rows, "tolerance": method.rtol, "sweeps": 0, "residual": (),
@@ -261,7 +266,8 @@ class KernelPosterior(SamplePosterior):
                 spread.left_on_training_outputs(self._jacobian, self._rows, new) ** 2,
                 report.get("train_std", 0.0) ** 2,
             )
-        self._directions = new if self._directions is None else torch.cat([self._directions, new])
+        directions = new if self._directions is None else torch.cat([self._directions, new])
+        report["tolerance"] = max(report["tolerance"], self._projector.rtol)
         report["residual"] += tuple(float(r) for r in info.residual[:n_samples])
         report["converged"] &= bool(info.converged[:n_samples].all())
         report["sweeps"] = max(report["sweeps"], info.sweeps)
@@ -269,7 +275,8 @@ class KernelPosterior(SamplePosterior):
         report["rank"] = info.rank
         report["train_std"] = math.sqrt((n_samples * squares[0] + have * squares[1]) / (have + n_samples))
         report["seconds"], report["peak_memory"] = dict(self._meter.seconds), self._meter.peak()
-        self._report = report
+        # at the end: whoever is interrupted has all or nothing
+        self._directions, self._report, self._exact = directions, report, None
         self._kernel_dimension = self._dimension()[0]
         if self._precision_rule in ("optimal", "paper"):
             self._precision = None  # the estimate of the rank has changed
@@ -295,18 +302,8 @@ class KernelPosterior(SamplePosterior):
         if self._report is None or "train_std" not in self._report:
             msg = f"{type(self).__name__} has no report yet: call fit(loader) first."
             raise NotFittedError(msg)
-        values, p = self._report, self._network.n_parameters
-        dimension, stderr = self._dimension()
-        alpha = self.prior_precision
-        return FitReport(
-            projector=values["projector"], reason=values["reason"], route=values["route"], n_data=values["n_data"],
-            n_rows=values["n_rows"], n_parameters=p, n_samples=self.n_samples, kernel_dimension=dimension,
-            kernel_dimension_stderr=stderr, residual=tuple(values["residual"]), tolerance=values["tolerance"],
-            converged=values["converged"], sweeps=values["sweeps"], prior_precision=alpha,
-            train_std=values["train_std"] / alpha**0.5, output_std=values["output_std"],
-            collapsed=dimension <= max(1.0, 1e-4 * p), seconds=dict(values["seconds"]),
-            peak_memory=values["peak_memory"], notes=tuple(values.get("notes", ())),
-        )  # fmt: skip
+        size = self._network.n_parameters, self.n_samples
+        return FitReport.of(self._report, *size, *self._dimension(), self.prior_precision)
 
     # --- more than samples --------------------------------------------------------------------------------------------
 
@@ -320,7 +317,8 @@ class KernelPosterior(SamplePosterior):
             The inputs.
         exact : bool
             Project the rows of :math:`J(x)` themselves, :math:`\|(I - A^+A) J_o(x)^\top\|^2/\alpha`: no Monte Carlo
-            error, at the price of one projection an output.
+            error, at the price of one projection an output. An iterative projector takes the steps that it takes
+            for the samples, so that its tolerance leaves as much of a row as of the noise.
         """
         if not exact:
             return self.predict(x).variance
@@ -329,13 +327,14 @@ class KernelPosterior(SamplePosterior):
             msg = "The exact variance is known for the base distribution N(0, I) only: use exact=False."
             raise SettingsError(msg)
         assert self._projector is not None
-        parts = []
-        for piece in stream(x, self._network, self._batch_fn, n_samples=256):
-            rows = output_rows(self._network, piece)  # (n, ..., P)
-            projection = self._projector.apply(self._state, rows.flatten(0, -2))
-            if projection.info.outcome is Outcome.INTERRUPTED:
-                raise KeyboardInterrupt  # half a projection is no exact variance
-            parts.append(projection.directions.square().sum(1).view(rows.shape[:-1]))
+        assert self._report is not None
+        if self._exact is None:
+            drawn = noise.normal(self._network, self._report["seed"], 0, min(LEADERS, self.n_samples))
+            self._exact = ExactVariances(
+                self._network, self._projector, self._state, drawn, most_sweeps=self._report["sweeps"],
+                working_bytes=self._jacobian.working_bytes,
+            )  # fmt: skip
+        parts = [self._exact(piece) for piece in stream(x, self._network, self._batch_fn, n_samples=256)]
         return torch.cat(parts) / self.prior_precision
 
     @full_precision()
@@ -359,7 +358,7 @@ class KernelPosterior(SamplePosterior):
             self._network.check_unchanged()
             examples = Examples(loader, self._batch_fn, self._network.device)
             rows = OutputJacobian(self._network, examples, self._likelihood, hessian=True)
-            best = priors.most_evident(rows, self._theta_squared(), self.prior_precision)
+            best = priors.best_evidence(*priors.spectrum(rows, torch.Generator().manual_seed(0)), self._theta_squared())
         else:
             msg = f'method must be "closed_form", "nll" or "marglik", not {method!r}.'
             raise SettingsError(msg)
@@ -377,7 +376,7 @@ class KernelPosterior(SamplePosterior):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the training data and all that was built on them, as a file does."""
-        held = ("_rows", "_state", "_projector", "_jacobian", "_built", "_meter")
+        held = ("_rows", "_state", "_exact", "_projector", "_jacobian", "_built", "_meter")
         state = {name: value for name, value in vars(self).items() if name not in held}
         return state if self._base is None else {**state, "_base": noise.lost}
 

@@ -17,6 +17,9 @@ _SEEDS = 2**32
 
 def draw_seed(generator: torch.Generator | None) -> int:
     """Draw the seed of a posterior, from which all its samples follow."""
+    if not isinstance(generator, torch.Generator | None):
+        msg = f"generator must be a torch.Generator, not {generator!r}: torch.Generator().manual_seed(seed) makes one."
+        raise SettingsError(msg)
     device = generator.device if generator is not None else torch.device("cpu")
     return int(torch.randint(_SEEDS, (1,), generator=generator, device=device))
 

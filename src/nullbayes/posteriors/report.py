@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from nullbayes.errors import CollapseWarning, UnderfitWarning
 
@@ -72,6 +73,26 @@ class FitReport:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers, strings and lists, for JSON."""
         return {**dataclasses.asdict(self), "residual": list(self.residual), "notes": list(self.notes)}
+
+    @classmethod
+    def of(
+        cls,
+        measured: Mapping[str, Any],
+        n_parameters: int,
+        n_samples: int,
+        dimension: float,
+        stderr: float,
+        alpha: float,
+    ) -> Self:
+        """Make the report of what a fit has measured, for the prior precision ``alpha``."""
+        same = ("projector", "reason", "route", "n_data", "n_rows", "tolerance", "converged", "sweeps", "output_std")
+        return cls(
+            **{name: measured[name] for name in (*same, "peak_memory")},
+            n_parameters=n_parameters, n_samples=n_samples, kernel_dimension=dimension, kernel_dimension_stderr=stderr,
+            residual=tuple(measured["residual"]), prior_precision=alpha, train_std=measured["train_std"] / alpha**0.5,
+            collapsed=dimension <= max(1.0, 1e-4 * n_parameters), seconds=dict(measured["seconds"]),
+            notes=tuple(measured["notes"]),
+        )  # fmt: skip
 
     def __str__(self) -> str:
         """Lay the report out as a table."""

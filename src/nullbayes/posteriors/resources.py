@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -26,8 +27,8 @@ def memory_limit_bytes(limit: int | str | None, device: torch.device) -> int:
             msg = f'memory_limit={limit!r} is not a size: write bytes as a number, or a string such as "8GB".'
             raise SettingsError(msg)
         limit = int(float(match[1]) * _UNITS[match[2].upper()])
-    if limit <= 0:
-        msg = f"memory_limit must be positive, not {limit}."
+    if not 0 < limit < math.inf:
+        msg = f"memory_limit must be positive and finite, a number of bytes, not {limit}."
         raise SettingsError(msg)
     return int(limit)
 

@@ -17,6 +17,7 @@ from nullbayes.projectors.auto import choose as choose
 from nullbayes.projectors.auto import least_bytes as least_bytes
 from nullbayes.projectors.base import Info as Info
 from nullbayes.projectors.base import Iterative as Iterative
+from nullbayes.projectors.base import Leader as Leader
 from nullbayes.projectors.base import Outcome as Outcome
 from nullbayes.projectors.base import Projection as Projection
 from nullbayes.projectors.base import Projector as Projector

@@ -13,6 +13,7 @@ from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.base import (
     Callback,
     Iterative,
+    Leader,
     Projection,
     Store,
     check_noise,
@@ -40,10 +41,11 @@ class SweepState:
         """The lowest precision of the factors."""
         return min((step.precision for step in self.steps), key=lambda dtype: dtype.itemsize)
 
-    def one_by_one(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
-        """Return what all steps take away, each from what the ones before have left."""
-        total = torch.zeros_like(vectors) if self.coarse is None else self.coarse.removed(vectors)
-        for step in self.steps:
+    def one_by_one(self, vectors: Tensor, *, backwards: bool = False) -> Tensor:  # (S, P) -> (S, P)
+        """Return what all steps take away, each from what the ones before have left; backwards, the transpose."""
+        steps: list[Coarse | Step] = [*self.steps] if self.coarse is None else [self.coarse, *self.steps]
+        total = torch.zeros_like(vectors)
+        for step in reversed(steps) if backwards else steps:
             total += step.removed(vectors - total)
         return total
 
@@ -152,3 +154,10 @@ class Alternating(Iterative):
             self, rows, noise, directions, sweeps=sweeps, failure=outcome,
             precision=state.precision, norms=(after, before),
         )  # fmt: skip
+
+    def follow(self, state: SweepState, leader: Leader, vectors: Tensor) -> Tensor:
+        """Sweep backwards, as often as the leader."""
+        vectors = check_noise(state.rows, vectors)
+        for _ in range(leader.sweeps):
+            vectors = vectors - state.one_by_one(vectors, backwards=True)
+        return vectors

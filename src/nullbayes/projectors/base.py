@@ -105,6 +105,15 @@ class Projection:
     info: Info
 
 
+@dataclass(frozen=True)
+class Leader:
+    """A sample that others are like: its noise (1, P), the sweeps that it takes, and the share of those like it."""
+
+    noise: Tensor
+    sweeps: int
+    share: float
+
+
 class Projector(ABC):
     r"""A way to compute :math:`v = (I - A^+ A) \varepsilon`."""
 
@@ -125,6 +134,21 @@ class Projector(ABC):
     def apply(self, state: Any, noise: Tensor, *, callback: Callback | None = None) -> Projection:
         """Project each row of ``noise`` (S, P)."""
 
+    def leaders(self, state: Any, noise: Tensor) -> list[Leader]:  # (S, P)
+        """Return the few samples whose maps stand for those of all; a direct method has one map for all noise."""
+        return [Leader(noise[:1], 0, 1.0)]
+
+    def follow(self, state: Any, leader: Leader, vectors: Tensor) -> Tensor:  # (m, P) -> (m, P)
+        r"""Return :math:`T^\top w` for each vector, where :math:`T` takes the leader's noise to its direction.
+
+        A sample :math:`v = T \varepsilon` has :math:`\|T^\top w\|^2` as the variance of :math:`w^\top v`. The map of a
+        direct method is symmetric.
+        """
+        projection = self.apply(state, vectors)
+        if projection.info.outcome is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt  # half a projection is another map
+        return projection.directions
+
 
 class Iterative(Projector):
     """A projector that works step by step, so that it can stop after one and go on later."""
@@ -134,6 +158,20 @@ class Iterative(Projector):
         self, state: Any, noise: Tensor, *, callback: Callback | None = None, store: Store | None = None
     ) -> Projection:
         """Project each row of ``noise`` (S, P), from where ``store`` says that an earlier projection was."""
+
+    def leaders(self, state: Any, noise: Tensor) -> list[Leader]:
+        """Return one sample for each number of sweeps that samples take."""
+        taken, latest = [0] * len(noise), [1.0] * len(noise)
+
+        def note(sweeps: int, residual: Tensor) -> None:
+            for i, value in enumerate(residual.tolist()):
+                if value != latest[i]:  # those that are done stay as they were
+                    taken[i], latest[i] = sweeps, value
+
+        if self.apply(state, noise, callback=note).info.outcome is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt  # half as many sweeps are another map
+        first = {sweeps: taken.index(sweeps) for sweeps in taken}
+        return [Leader(noise[i : i + 1], sweeps, taken.count(sweeps) / len(taken)) for sweeps, i in first.items()]
 
 
 def check_tolerance(rtol: float, atol: float) -> None:

@@ -11,6 +11,7 @@ order, or at the same time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -21,6 +22,7 @@ from nullbayes.projectors.alternating import Alternating, SweepState
 from nullbayes.projectors.base import (
     Callback,
     Iterative,
+    Leader,
     Projection,
     Store,
     check_noise,
@@ -74,41 +76,61 @@ class Krylov(Iterative):
         rows = state.rows
         noise = check_noise(rows, noise)
         before = rows.norms(noise)
-        gap = state.all_at_once
-        plain = _PLAIN_STEPS if len(state.steps) == 1 else 0
-
-        def step(carry: Carry, k: int) -> Carry:
-            v, search, gradient, mark = carry
-            if k <= plain:
-                v = v - gradient
-                gradient = gap(v)
-                return v, gradient, gradient, gradient.square().sum(1)
-            image, energy = gap(search), gradient.square().sum(1)
-            curvature = (search * image).sum(1)
-            # once the gradient is all rounding, a step would feed the kernel itself: stand still instead, or take the
-            # plain step of a single block, which is never longer than what it is taken from
-            useful = (curvature > 0) & (energy > floor * v.square().sum(1))
-            length = torch.where(useful, (search * gradient).sum(1) / curvature.clamp_min(tiny), 0.0)[:, None]
-            v = torch.addcmul(v, length, search, value=-1.0)
-            gradient = torch.addcmul(gradient, length, image, value=-1.0)
-            del image
-            renew = (gradient.square().sum(1) < _RENEW_BELOW**2 * mark) | (k % _RENEW_EVERY == 0)
-            if plain:
-                v, renew = torch.where(useful[:, None], v, v - gradient), renew | ~useful
-            if bool(renew.any()):
-                gradient = torch.where(renew[:, None], gap(v), gradient)
-                mark = torch.where(renew, gradient.square().sum(1), mark)
-            turn = torch.where(useful, gradient.square().sum(1) / energy.clamp_min(tiny), 0.0)[:, None]
-            return v, torch.addcmul(gradient, turn, search), gradient, mark
-
-        tiny = torch.finfo(rows.dtype).tiny
-        floor = max(torch.finfo(rows.dtype).eps, *(4.0 * step.leak for step in state.steps)) ** 2
-        gradient = gap(noise)
         directions, after, sweeps, outcome = iterate(
-            self, rows, (noise, gradient, gradient, gradient.square().sum(1)), before, step,
+            self, rows, _start(state, noise), before, _step(state),
             sweeps_per_step=1, max_sweeps=self.max_sweeps, callback=callback, store=store,
         )  # fmt: skip
         return conclude(
             self, rows, noise, directions, sweeps=sweeps, failure=outcome,
             precision=state.precision, norms=(after, before),
         )  # fmt: skip
+
+    def follow(self, state: SweepState, leader: Leader, vectors: Tensor) -> Tensor:
+        """Take the steps of the leader, each as long as its own: a polynomial of a symmetric map, hence symmetric."""
+        together = torch.cat([check_noise(state.rows, part) for part in (leader.noise, vectors)])
+        carry, step = _start(state, together), _step(state, lead=1)
+        for k in range(leader.sweeps):
+            carry = step(carry, k + 1)
+        return carry[0][1:]
+
+
+def _start(state: SweepState, noise: Tensor) -> Carry:
+    gradient = state.all_at_once(noise)
+    return noise, gradient, gradient, gradient.square().sum(1)
+
+
+def _step(state: SweepState, lead: int | None = None) -> Callable[[Carry, int], Carry]:
+    """Return a step of conjugate gradients; its lengths are each vector's own, or those of the first."""
+    gap, rows = state.all_at_once, state.rows
+    plain = _PLAIN_STEPS if len(state.steps) == 1 else 0
+    tiny = torch.finfo(rows.dtype).tiny
+    floor = max(torch.finfo(rows.dtype).eps, *(4.0 * step.leak for step in state.steps)) ** 2
+
+    def dot(a: Tensor, b: Tensor) -> Tensor:  # (S, P), (S, P) -> (S,)
+        return (a[:lead] * b[:lead]).sum(1)
+
+    def step(carry: Carry, k: int) -> Carry:
+        v, search, gradient, mark = carry
+        if k <= plain:
+            v = v - gradient
+            gradient = gap(v)
+            return v, gradient, gradient, dot(gradient, gradient)
+        image, energy = gap(search), dot(gradient, gradient)
+        curvature = dot(search, image)
+        # once the gradient is all rounding, a step would feed the kernel itself: stand still instead, or take the
+        # plain step of a single block, which is never longer than what it is taken from
+        useful = (curvature > 0) & (energy > floor * dot(v, v))
+        length = torch.where(useful, dot(search, gradient) / curvature.clamp_min(tiny), 0.0)[:, None]
+        v = torch.addcmul(v, length, search, value=-1.0)
+        gradient = torch.addcmul(gradient, length, image, value=-1.0)
+        del image
+        renew = (dot(gradient, gradient) < _RENEW_BELOW**2 * mark[:lead]) | (k % _RENEW_EVERY == 0)
+        if plain:
+            v, renew = torch.where(useful[:, None], v, v - gradient), renew | ~useful
+        if bool(renew.any()):
+            gradient = torch.where(renew[:, None], gap(v), gradient)
+            mark = torch.where(renew, dot(gradient, gradient), mark[:lead])
+        turn = torch.where(useful, dot(gradient, gradient) / energy.clamp_min(tiny), 0.0)[:, None]
+        return v, torch.addcmul(gradient, turn, search), gradient, mark
+
+    return step

@@ -3,6 +3,7 @@ r"""The whole matrix :math:`A^\top A`, factored: between its columns or, where t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -108,10 +109,23 @@ class Dual(Curvature):
         return prior + self.rows.rmv(self._solve(wanted, alpha).to(prior.dtype))
 
     def variance(self, rows: Tensor, alpha: float) -> Tensor:
-        """Subtract from the squared length what the rows explain."""
-        seen = self.rows.mv(rows).double()  # (m, R)
-        taken = (seen * self._solve(seen, alpha)).sum(1)
-        return ((rows.double().square().sum(1) - taken).clamp_min(0.0) / alpha).to(rows.dtype)
+        r"""Return :math:`|u|^2 + |r - A^\top u|^2/\alpha` with :math:`u = (A A^\top + \alpha I)^{-1} A r`.
+
+        What is left of a row that the others explain is far below the rounding of a product in float32, and is divided
+        by :math:`\alpha`: these products are in float64.
+        """
+        left = rows.double()
+        seen = torch.cat([left @ part.T for _, part in self._wide()], dim=1)  # (m, R)
+        solved = self._solve(seen, alpha)
+        for where, part in self._wide():
+            left = left - solved[:, where] @ part
+        return (solved.square().sum(1) + left.square().sum(1) / alpha).to(rows.dtype)
+
+    def _wide(self) -> Iterator[tuple[slice, Tensor]]:
+        """Iterate over the entries of the rows in float64, as many at a time as may be in memory for a moment."""
+        at_once = max(1, self.rows.working_bytes // (16 * self.n_columns))
+        for where, block in self.rows.blocks(at_once):
+            yield where, block.dense().double()
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
         """Return the eigenvalues of the Gram matrix, and zeros."""

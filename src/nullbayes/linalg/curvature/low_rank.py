@@ -40,9 +40,8 @@ class LowRank(Curvature):
         return (noise - (noise @ self.basis.T * shrunk) @ self.basis) / math.sqrt(alpha)
 
     def solve(self, vectors: Tensor, alpha: float) -> Tensor:  # (S, P) -> (S, P)
-        r"""Apply :math:`(C + \alpha I)^{-1}`."""
-        shrunk = self.values / (self.values + alpha)
-        return (vectors - (vectors @ self.basis.T * shrunk) @ self.basis) / alpha
+        r"""Apply :math:`(C + \alpha I)^{-1}`, as its root twice: positive definite whatever rounding does."""
+        return self.sample(self.sample(vectors, alpha), alpha)
 
     def variance(self, rows: Tensor, alpha: float) -> Tensor:
         """Return the squared length of each row, shrunk as noise is: nothing large is subtracted."""

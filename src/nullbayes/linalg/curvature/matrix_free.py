@@ -81,20 +81,25 @@ class MatrixFree(Curvature):
         x, residual = torch.zeros_like(vectors), vectors
         search = torch.zeros_like(vectors)
         energy = vectors.new_ones(len(vectors))
+        active, why = residual.norm(dim=1) > target, f"after {self.max_steps} steps"
         for _ in range(self.max_steps):
-            active = residual.norm(dim=1) > target
             if not bool(active.any()):
                 return x
             z = precondition(residual, alpha)
             before, energy = energy, (residual * z).sum(1)
             search = z + (energy / before.clamp_min(tiny))[:, None] * search
             image = self.rows.rmv(self.rows.mv(search)) + alpha * search
-            length = torch.where(active, energy / (search * image).sum(1).clamp_min(tiny), 0.0)[:, None]
+            curvature = (search * image).sum(1)
+            if bool((active & ~((energy > 0) & (curvature > 0) & torch.isfinite(energy / curvature))).any()):
+                why = f"where rounding in {str(vectors.dtype).removeprefix('torch.')} lets it go no further"
+                break
+            length = torch.where(active, energy / curvature.clamp_min(tiny), 0.0)[:, None]
             x, residual = x + length * search, residual - length * image
+            active = residual.norm(dim=1) > target
         worst = float((residual.norm(dim=1) / vectors.norm(dim=1).clamp_min(tiny)).max())
         message = (
-            f"Conjugate gradients stopped after {self.max_steps} steps at a relative residual of {worst:.1e}, "
-            f"{self.rtol:.1e} was asked for: use a larger prior_precision, or more memory_limit for a direct method."
+            f"Conjugate gradients stopped {why} at a relative residual of {worst:.1e}, {self.rtol:.1e} was asked for: "
+            "use a larger prior_precision, or more memory_limit for a direct method."
         )
         warnings.warn(message, ConvergenceWarning, stacklevel=2)
         return x

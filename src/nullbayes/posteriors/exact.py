@@ -1,0 +1,68 @@
+r"""Variances without Monte Carlo error: rows of new inputs, through the maps that took noise to the samples.
+
+A sample is :math:`v = T \varepsilon`, and the variance of the output with the row :math:`w` is
+:math:`\|T^\top w\|^2`. A direct projector has one map. An iterative one stops when the noise has met the tolerance,
+which rows of :math:`J(x)` meet long before: they are therefore taken through as many steps as the samples, each as long
+as theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nullbayes.jacobian.batches import n_examples, take_examples
+from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.products import output_rows
+from nullbayes.projectors import Projector
+
+LEADERS = 30  # samples whose steps are taken
+_VECTORS = 10  # in memory for each row that is projected
+
+
+class ExactVariances:
+    """Computes them, once the steps of the samples are known.
+
+    Parameters
+    ----------
+    network : Network
+        Whose outputs.
+    projector, state
+        As they projected the samples.
+    noise : Tensor (S, P)
+        Of a few samples.
+    most_sweeps : int
+        That a sample had: fewer than it asks for if the fit was interrupted.
+    working_bytes : int
+        For rows in work; as many as there are leaders are always projected together.
+    """
+
+    def __init__(
+        self, network: Network, projector: Projector, state: Any, noise: Tensor, *, most_sweeps: int, working_bytes: int
+    ) -> None:
+        self.network, self.projector, self.state = network, projector, state
+        self.at_once = max(len(noise), working_bytes // (_VECTORS * network.n_parameters * network.dtype.itemsize))
+        self.leaders = [
+            dataclasses.replace(leader, sweeps=min(leader.sweeps, most_sweeps))
+            for leader in projector.leaders(state, noise)
+        ]
+
+    def __call__(self, x: Any) -> Tensor:  # (n, ...)
+        """Return the variance of each output at precision 1, the rows of so many inputs at a time as may be."""
+        step = max(1, self.at_once // math.prod(self.network.output_shape(x)))
+        pieces = [take_examples(x, start, start + step) for start in range(0, n_examples(x), step)]
+        return torch.cat([self._squares(output_rows(self.network, piece)) for piece in pieces])
+
+    def _squares(self, rows: Tensor) -> Tensor:  # (n, ..., P) -> (n, ...)
+        parts = []
+        for some in rows.flatten(0, -2).split(self.at_once):
+            squares = [
+                leader.share * self.projector.follow(self.state, leader, some).square().sum(1)
+                for leader in self.leaders
+            ]
+            parts.append(torch.stack(squares).sum(0))
+        return torch.cat(parts).view(rows.shape[:-1])
