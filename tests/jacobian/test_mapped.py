@@ -37,7 +37,7 @@ def test_recurrent_layers_are_mapped(kind: type[nn.RNNBase], options: dict[str, 
     torch.manual_seed(0)
     model, x = LastState(kind, **options).to(D), randn(5, 6, 4, generator=torch.Generator().manual_seed(0), dtype=D)
     rows = nb.OutputJacobian(model, [(x, model(x).detach())], "regression")
-    assert rows.route == "vmap(jacrev)"
+    assert rows.route.startswith("vmap(jacrev)")
     torch.testing.assert_close(rows.dense(), slow_rows(model, x))
 
 
