@@ -83,7 +83,8 @@ def _resnet(settings: Settings) -> tuple[Problem, str]:
 def _sweeps(settings: Settings, name: str, kind: str, problem: Problem, block: int) -> list[dict[str, Any]]:
     """Return images a second, formed and published, for each number of samples."""
     o, jacobian, found = settings.options, KINDS[kind][1], []
-    rows, few = jacobian(problem.model, problem.loader), problem.first(o.published_n)
+    handed_out = [(x.cpu(), y.cpu()) for x, y in problem.loader]  # as a DataLoader does
+    rows, few = jacobian(problem.model, handed_out), problem.first(o.published_n)
     if settings.device.type == "cuda":  # as a fit does that forms rows in every sweep
         rows.working_bytes = int(0.7 * torch.cuda.mem_get_info(settings.device)[0])
     by_products = published.PublishedSweeps(jacobian, few.model, few.x, few.y)
