@@ -118,6 +118,27 @@ def test_exact_variances_of_an_interrupted_fit_are_those_of_its_samples(monkeypa
     torch.testing.assert_close(*exact)
 
 
+@pytest.mark.parametrize("projector", [ITERATIVE, Alternating(4, 1e-2)], ids=["krylov", "alternating"])
+def test_exact_variances_go_by_the_projector_that_was_prepared(projector: Any) -> None:
+    """The sweeps of another one, here of a direct method, say nothing of its own."""
+    model, data = MLP.build(), [CLASSIFICATION.data()]
+    wanted, posterior = (
+        nb.ProjectedPosterior(model, prior_precision=1.0).fit(data, 4, projector=p, generator=seeded(), progress=False)
+        for p in (projector, EXACT)
+    )
+    posterior.prepare(data, projector=projector)
+    exact = [p.functional_variance(X_NEW, exact=True) for p in (posterior, wanted)]
+    torch.testing.assert_close(*exact)
+
+
+def test_exact_variances_of_a_fit_that_did_not_converge_stop_where_it_stopped() -> None:
+    with pytest.warns(nb.errors.ConvergenceWarning):
+        posterior = fit(nb.ProjectedPosterior, projector=Alternating(4, 1e-9, max_sweeps=2))
+    posterior.prepare([CLASSIFICATION.data()], projector=Alternating(4, 1e-9, max_sweeps=7))
+    posterior.functional_variance(X_NEW, exact=True)  # silently: seven sweeps would not have been enough either
+    assert {leader.sweeps for leader in posterior._exact.leaders} == {2}
+
+
 def test_exact_variances_do_not_depend_on_how_many_rows_fit_in_memory() -> None:
     posterior = fit(nb.ProjectedPosterior, n_samples=2)
     whole = posterior.functional_variance(X_NEW, exact=True)

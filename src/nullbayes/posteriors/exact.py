@@ -8,8 +8,8 @@ as theirs.
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from torch import Tensor
 from nullbayes.jacobian.batches import n_examples, take_examples
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import output_rows
+from nullbayes.posteriors.noise import normal
 from nullbayes.projectors import Projector
 
-LEADERS = 30  # samples whose steps are taken
+_LEADERS = 30  # samples whose steps are taken
 _VECTORS = 10  # in memory for each row that is projected
 
 
@@ -33,23 +34,23 @@ class ExactVariances:
         Whose outputs.
     projector, state
         As they projected the samples.
-    noise : Tensor (S, P)
-        Of a few samples.
-    most_sweeps : int
-        That a sample had: fewer than it asks for if the fit was interrupted.
+    report
+        What the fit has measured, with the seed of its samples. A fit that did not converge, because it was interrupted
+        or its sweeps ran out, has the sweeps that it had; those of another projector say nothing.
     working_bytes : int
         For rows in work; as many as there are leaders are always projected together.
     """
 
     def __init__(
-        self, network: Network, projector: Projector, state: Any, noise: Tensor, *, most_sweeps: int, working_bytes: int
+        self, network: Network, projector: Projector, state: Any, report: Mapping[str, Any], *, working_bytes: int
     ) -> None:
         self.network, self.projector, self.state = network, projector, state
-        self.at_once = max(len(noise), working_bytes // (_VECTORS * network.n_parameters * network.dtype.itemsize))
-        self.leaders = [
-            dataclasses.replace(leader, sweeps=min(leader.sweeps, most_sweeps))
-            for leader in projector.leaders(state, noise)
-        ]
+        few = min(_LEADERS, len(report["residual"]))
+        self.at_once = max(few, working_bytes // (_VECTORS * network.n_parameters * network.dtype.itemsize))
+        ended = not report["converged"] and report["projector"] == type(projector).__name__
+        self.leaders = projector.leaders(
+            state, normal(network, report["seed"], 0, few), report["sweeps"] if ended else None
+        )
 
     def __call__(self, x: Any) -> Tensor:  # (n, ...)
         """Return the variance of each output at precision 1, the rows of so many inputs at a time as may be."""

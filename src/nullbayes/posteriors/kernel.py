@@ -26,7 +26,7 @@ from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise, spread
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.checkpoint import Checkpoint
-from nullbayes.posteriors.exact import LEADERS, ExactVariances
+from nullbayes.posteriors.exact import ExactVariances
 from nullbayes.posteriors.header import MOST_NOTES
 from nullbayes.posteriors.numbers import whole
 from nullbayes.posteriors.progress import Progress
@@ -318,7 +318,8 @@ class KernelPosterior(SamplePosterior):
         exact : bool
             Project the rows of :math:`J(x)` themselves, :math:`\|(I - A^+A) J_o(x)^\top\|^2/\alpha`: no Monte Carlo
             error, at the price of one projection an output. An iterative projector takes the steps that it takes
-            for the samples, so that its tolerance leaves as much of a row as of the noise.
+            for the samples, so that its tolerance leaves as much of a row as of the noise: it first projects some of
+            them again, then each row once for every number of sweeps that they took.
         """
         if not exact:
             return self.predict(x).variance
@@ -328,13 +329,12 @@ class KernelPosterior(SamplePosterior):
             raise SettingsError(msg)
         assert self._projector is not None
         assert self._report is not None
-        if self._exact is None:
-            drawn = noise.normal(self._network, self._report["seed"], 0, min(LEADERS, self.n_samples))
-            self._exact = ExactVariances(
-                self._network, self._projector, self._state, drawn, most_sweeps=self._report["sweeps"],
-                working_bytes=self._jacobian.working_bytes,
-            )  # fmt: skip
-        parts = [self._exact(piece) for piece in stream(x, self._network, self._batch_fn, n_samples=256)]
+        exact_at = self._exact
+        if exact_at is None:
+            self._exact = exact_at = ExactVariances(
+                self._network, self._projector, self._state, self._report, working_bytes=self._jacobian.working_bytes
+            )
+        parts = [exact_at(piece) for piece in stream(x, self._network, self._batch_fn, n_samples=256)]
         return torch.cat(parts) / self.prior_precision
 
     @full_precision()

@@ -7,6 +7,7 @@ One stopping sentence holds for all of them, sample by sample, on a residual rec
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -134,9 +135,9 @@ class Projector(ABC):
     def apply(self, state: Any, noise: Tensor, *, callback: Callback | None = None) -> Projection:
         """Project each row of ``noise`` (S, P)."""
 
-    def leaders(self, state: Any, noise: Tensor) -> list[Leader]:  # (S, P)
+    def leaders(self, state: Any, noise: Tensor, most_sweeps: int | None = None) -> list[Leader]:  # (S, P)
         """Return the few samples whose maps stand for those of all; a direct method has one map for all noise."""
-        return [Leader(noise[:1], 0, 1.0)]
+        return [Leader(noise[:1].clone(), 0, 1.0)]
 
     def follow(self, state: Any, leader: Leader, vectors: Tensor) -> Tensor:  # (m, P) -> (m, P)
         r"""Return :math:`T^\top w` for each vector, where :math:`T` takes the leader's noise to its direction.
@@ -150,6 +151,10 @@ class Projector(ABC):
         return projection.directions
 
 
+class _EnoughError(Exception):
+    """An iteration has gone as far as it should."""
+
+
 class Iterative(Projector):
     """A projector that works step by step, so that it can stop after one and go on later."""
 
@@ -159,19 +164,24 @@ class Iterative(Projector):
     ) -> Projection:
         """Project each row of ``noise`` (S, P), from where ``store`` says that an earlier projection was."""
 
-    def leaders(self, state: Any, noise: Tensor) -> list[Leader]:
-        """Return one sample for each number of sweeps that samples take."""
+    def leaders(self, state: Any, noise: Tensor, most_sweeps: int | None = None) -> list[Leader]:
+        """Return one sample for each number of sweeps that samples take, or took until they were stopped."""
         taken, latest = [0] * len(noise), [1.0] * len(noise)
 
         def note(sweeps: int, residual: Tensor) -> None:
             for i, value in enumerate(residual.tolist()):
                 if value != latest[i]:  # those that are done stay as they were
-                    taken[i], latest[i] = sweeps, value
+                    taken[i], latest[i] = sweeps if most_sweeps is None else min(sweeps, most_sweeps), value
+            if most_sweeps is not None and sweeps >= most_sweeps:
+                raise _EnoughError
 
-        if self.apply(state, noise, callback=note).info.outcome is Outcome.INTERRUPTED:
-            raise KeyboardInterrupt  # half as many sweeps are another map
+        with contextlib.suppress(_EnoughError):
+            if self.apply(state, noise, callback=note).info.outcome is Outcome.INTERRUPTED:
+                raise KeyboardInterrupt  # half as many sweeps are another map
         first = {sweeps: taken.index(sweeps) for sweeps in taken}
-        return [Leader(noise[i : i + 1], sweeps, taken.count(sweeps) / len(taken)) for sweeps, i in first.items()]
+        return [
+            Leader(noise[i : i + 1].clone(), sweeps, taken.count(sweeps) / len(taken)) for sweeps, i in first.items()
+        ]
 
 
 def check_tolerance(rtol: float, atol: float) -> None:
