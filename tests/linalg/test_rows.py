@@ -196,6 +196,14 @@ def test_products_in_another_precision_are_taken_in_that_of_the_rows(projector: 
     assert projector.apply(projector.prepare(rows), gaussian(2, 9)).directions.dtype == torch.float32
 
 
+def test_products_are_compared_in_full_precision() -> None:
+    """As the projectors take them: rounded by autocast, those of one row would often seem to be of two matrices."""
+    for seed in range(10):
+        matrix = gaussian(1, 50, seed=seed).float()
+        with torch.autocast(matrix.device.type, dtype=torch.bfloat16):
+            matrix_free(matrix)
+
+
 def test_integers_multiply_no_vectors() -> None:
     with pytest.raises(SettingsError, match=r"not torch.int32: pass dtype=torch.float64"):
         nb.MatrixFreeRows(forward, back, n_rows=6, n_columns=9, dtype=torch.int32)

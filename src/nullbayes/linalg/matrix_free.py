@@ -11,6 +11,7 @@ from torch import Tensor
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.held import DenseRows
 from nullbayes.linalg.rows import Block, Rows
+from nullbayes.precision import full_precision
 
 _COPIES = 6  # of vectors, while products with them are in work
 _COMPARED = 256  # rows on which the two functions are compared
@@ -124,6 +125,7 @@ class MatrixFreeRows(Rows):
             raise SettingsError(msg)
         return product.to(self.device, self.dtype)
 
+    @full_precision()
     def _compare(self, n_rows: int) -> None:
         """Refuse functions that are not each other's transpose on the first rows: u · (A v) = (A⊤ u) · v."""
         block, generator = self.block(0, n_rows), torch.Generator().manual_seed(0)
