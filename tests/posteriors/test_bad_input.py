@@ -17,6 +17,7 @@ import nullbayes as nb
 from models import BATCHNORM, CLASSIFICATION, MLP, MODELS, NoGradBody, Task, batches, call, vectors
 from nullbayes.errors import (
     DataError,
+    InputError,
     LikelihoodError,
     ModelError,
     NotFittedError,
@@ -276,7 +277,9 @@ def test_a_failed_fit_leaves_no_half_fitted_posterior() -> None:
         posterior.predict(X)
 
 
-@pytest.mark.parametrize("value", [0, 0.0, -1.0, torch.nan, torch.inf, "best", None, [1.0]])
+@pytest.mark.parametrize(
+    "value", [0, 0.0, -1.0, torch.nan, torch.inf, pytest.param(10**400, id="huge"), "best", None, [1.0]]
+)
 def test_wrong_prior_precisions_are_refused(value: Any) -> None:
     with pytest.raises(SettingsError, match='a positive number, "optimal" or "paper"'):
         nb.ProjectedPosterior(MLP.build(), prior_precision=value)
@@ -323,6 +326,7 @@ CALLS_REFUSED = {
         lambda p: p.optimize_prior_precision([(X, Y * 0 - 100)], "nll"), DataError, "nothing to compare",
     ),
     "other labels": (lambda p: p.check_fit([(X, Y + 5)]), LikelihoodError, "labels must be 0 to 2"),
+    "other inputs": (lambda p: p.prepare([(X[:, :2], Y)]), InputError, r"n, 2.*in training it had .*n, 4"),
     "other data": (lambda p: p.release().prepare([(X[:3], Y[:3])]), DataError, "15 rows.*9"),
 }  # fmt: skip
 

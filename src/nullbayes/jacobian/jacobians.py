@@ -39,8 +39,8 @@ def _open(
     network = model if isinstance(model, Network) else Network(model, parameters, output_fn)
     examples = loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device)
     few = examples.read(0, min(8, len(examples)))[0]
-    network.trained_on = described(few)
     check_outputs(examples, 0, network.outputs(few))
+    network.trained_on = described(few)  # once the network takes them
     network.check_examples(few)
     check_derivatives(network, few)
     chosen = resolve(likelihood)

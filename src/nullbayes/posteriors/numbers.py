@@ -22,6 +22,6 @@ def positive(value: Any) -> float | None:
     """Return a positive finite number; None for what is none."""
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
     return number if 0 < number < math.inf else None
