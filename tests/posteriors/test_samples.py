@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -166,6 +168,29 @@ def test_released_rows_can_be_built_again() -> None:
             ask()
     posterior.prepare([CLASSIFICATION.data()], projector=EXACT).extend(2, progress=False)
     torch.testing.assert_close(posterior.directions, whole.directions)
+
+
+@pytest.mark.parametrize("projector", [EXACT, ITERATIVE], ids=["dual", "krylov"])
+def test_what_was_built_on_the_training_data_is_let_go(projector: Any) -> None:
+    """By release, and by a fit before it reads data: the memory is the new one's."""
+    held: list[bool] = []
+
+    class Loader:
+        def __iter__(self) -> Any:
+            held.extend(ref() is not None for ref in refs)
+            yield CLASSIFICATION.data()
+
+    for let_go in (lambda p: p.release(), lambda p: p.fit(Loader(), 3, projector=projector, progress=False)):
+        posterior = fit(nb.ProjectedPosterior, projector=projector)
+        posterior.functional_variance(X_NEW, exact=True)
+        built = posterior._rows, posterior._state, posterior._exact, posterior._jacobian, posterior._jacobian.examples
+        refs = [weakref.ref(part) for part in built]
+        del built
+        let_go(posterior)
+        gc.collect()
+        held.extend(ref() is not None for ref in refs)
+    assert not any(held)
+    assert len(held) >= 4 * len(refs)
 
 
 def test_samples_of_a_posterior_that_was_prepared_again_meet_the_tolerance_of_the_fit() -> None:

@@ -37,6 +37,8 @@ from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
 from nullbayes.projectors import Iterative, Outcome, Projector, mean_and_error, traces
 
+_ON_TRAINING_DATA = ("_rows", "_state", "_exact", "_projector", "_jacobian", "_built")  # and only as long as needed
+
 
 class KernelPosterior(SamplePosterior):
     """Samples in the kernel of rows; abstract: a subclass says which rows."""
@@ -107,7 +109,8 @@ class KernelPosterior(SamplePosterior):
             msg = f"n_samples must be at least 2 to speak of a variance, not {n_samples}."
             raise SettingsError(msg)
         self._base, self._likelihood = base, self._asked
-        self._directions, self._precision, self._report = None, None, None
+        self._forget()  # what an earlier fit holds is memory for this one
+        self._precision = self._report = None
         with Progress(show=progress) as bar, Checkpoint(checkpoint) as store:
             asked = Asked(self._open(loader, bar), n_samples, projector, tolerance, memory_limit)
             based = None if base is None else lambda seed: noise.based(self._network, base, seed, 0, n_samples)
@@ -146,8 +149,8 @@ class KernelPosterior(SamplePosterior):
                     self._note(notes)
 
             try:
-                single = dataclasses.replace(asked, n_samples=1)  # fewer at a time come first
-                within_memory(single, dataclasses.replace(setup, at_once=n_samples), work, lambda: None)
+                single, first = dataclasses.replace(asked, n_samples=1), dataclasses.replace(setup, at_once=n_samples)
+                within_memory(single, first, work, lambda: self._state is None and self.release())  # what is half built
             except SettingsError as error:
                 if error.__cause__ is None:
                     raise
@@ -173,6 +176,7 @@ class KernelPosterior(SamplePosterior):
         tolerance = self._report["tolerance"] if tolerance is None else tolerance
         with Progress(show=False) as bar:
             asked = Asked(self._open(loader, bar), self.n_samples, projector, tolerance, memory_limit)
+            self.release()
             new: dict[str, Any] = {}
             within_memory(asked, set_up(asked), lambda setup: new.update(self._build(asked, setup)), self.release)
         old = dict(self._report or {})
@@ -190,8 +194,9 @@ class KernelPosterior(SamplePosterior):
         return self
 
     def release(self) -> Self:
-        """Free the rows and the projector; predictions stay, ``extend`` and exact variances need ``prepare`` again."""
-        self._rows = self._state = self._exact = None
+        """Free training data, rows and projector; predictions stay, ``extend`` and exact variances need ``prepare``."""
+        for name in _ON_TRAINING_DATA:
+            vars(self).pop(name, None)
         return self
 
     def _forget(self) -> None:
@@ -376,8 +381,7 @@ class KernelPosterior(SamplePosterior):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the training data and all that was built on them, as a file does."""
-        held = ("_rows", "_state", "_exact", "_projector", "_jacobian", "_built", "_meter")
-        state = {name: value for name, value in vars(self).items() if name not in held}
+        state = {name: value for name, value in vars(self).items() if name not in (*_ON_TRAINING_DATA, "_meter")}
         return state if self._base is None else {**state, "_base": noise.lost}
 
     def _header(self) -> dict[str, Any]:
