@@ -109,3 +109,19 @@ def test_a_base_distribution_stays_behind() -> None:
     assert torch.equal(made.predict(X_NEW).samples, posterior.predict(X_NEW).samples)
     with pytest.raises(SettingsError, match="base distribution, which no file or copy holds"):
         made.prepare([CLASSIFICATION.data()]).extend(2, progress=False)
+
+
+@each_way
+def test_rows_that_are_formed_again_stay_behind(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would take the training data along."""
+    for name, value in {"_FACTORED": {"cpu": 0, "cuda": 0}, "_SMALL": 0, "_PRECONDITIONED": 8}.items():
+        monkeypatch.setattr(f"nullbayes.baselines.linearized.{name}", value)
+    posterior = nb.baselines.LinearizedLaplace(MLP.build().float(), prior_precision=100.0)
+    x, y = CLASSIFICATION.data(n=12)
+    posterior.fit([(x.float(), y)], 3, memory_limit=10_000, progress=False)
+    assert isinstance(posterior.curvature.rows, nb.OutputJacobian)
+    posterior.prior_precision = 300.0
+    made = WAYS[way](posterior)
+    assert torch.equal(made.predict(X_NEW.float()).samples, posterior.predict(X_NEW.float()).samples)
+    with pytest.raises(NotFittedError, match=r"No file or copy holds this curvature.*at the prior precision 300"):
+        made.functional_variance(X_NEW.float(), exact=True)

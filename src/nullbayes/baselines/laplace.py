@@ -18,6 +18,7 @@ from torch import Tensor
 from nullbayes import priors
 from nullbayes.baselines.base import Baseline, Work
 from nullbayes.errors import NotFittedError
+from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors import noise
 from nullbayes.precision import full_precision
@@ -73,8 +74,8 @@ class Laplace(Baseline):
         """The curvature, in the method's form; ``curvature.log_determinant`` and ``curvature.variance`` take α."""
         if self._curvature is None:
             msg = (
-                f"The file does not hold the curvature, which was too large or had rows of its own: it predicts at the "
-                f"prior precision {self._drawn_at:g} that it was saved with. Fit a new one for another."
+                "No file or copy holds this curvature, which was too large or had rows of its own: it predicts at the "
+                f"prior precision {self._drawn_at:g} that it was made with. Fit a new one for another."
                 if self._drawn_at is not None
                 else f"{type(self).__name__} has no curvature yet: call fit(loader) first."
             )
@@ -104,6 +105,13 @@ class Laplace(Baseline):
     def _maximize_evidence(self) -> float:
         values, weights = self.curvature.spectrum()
         return priors.best_evidence(values, weights, self._theta_squared())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out a curvature whose rows are formed again from the training data, as a file does."""
+        if not isinstance(getattr(self._curvature, "rows", None), JacobianRows):
+            return super().__getstate__()
+        _ = self.directions  # at the precision in use
+        return {**super().__getstate__(), "_curvature": None}
 
     def _tensors(self) -> dict[str, Tensor]:
         held = {} if self._curvature is None else self._curvature.tensors()
