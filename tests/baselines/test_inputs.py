@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from baselines.methods import X_NEW, Method, each_method
+from cube import Cube
 from drawing import randn
 from models import CLASSIFICATION, jacobian
 from nullbayes.errors import InputError, NullBayesError
@@ -59,19 +60,6 @@ def test_inputs_that_the_network_does_not_take_are_compared_with_its_training(me
             assert (cause is None and name == "an example alone") or isinstance(cause, (RuntimeError, TypeError))
             assert not isinstance(cause, NullBayesError)
         torch.testing.assert_close(ask(X_NEW), wanted)  # nothing was broken
-
-
-class Cube(torch.autograd.Function):
-    """Knows its derivative backward only."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * gradient
 
 
 class AnyLength(nn.Module):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
+from cube import Cube
 from drawing import randn
 from models import CLASSIFICATION, MODELS, Model, Slow, call, jacobian
 from nullbayes.jacobian import layers, products
@@ -82,19 +83,6 @@ def test_memory_does_not_decide_the_answer(n_vectors: int, monkeypatch: pytest.M
     monkeypatch.setattr(products, "product_examples", lambda device, n: 3)
     torch.testing.assert_close(products.linearized(network, x, vectors), whole)
     torch.testing.assert_close(products.output_rows(network, x), entries)
-
-
-class Cube(torch.autograd.Function):
-    """Knows its derivative backward only, and nothing of vmap."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        return 3 * ctx.saved_tensors[0] ** 2 * g
 
 
 class BackwardOnly(nn.Module):

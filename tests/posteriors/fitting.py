@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import nullbayes as nb
 from models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task, jacobian, loss_jacobian
@@ -15,6 +15,8 @@ from nullbayes.projectors import Alternating, ExactDual, Krylov
 EXACT = ExactDual()
 ITERATIVE = Krylov(Alternating(block_rows=4), rtol=1e-9)
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
+X, Y = CLASSIFICATION.data(n=5)
+DATA = [(X, Y)]
 KINDS = (nb.ProjectedPosterior, nb.LossProjectedPosterior)
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
@@ -28,6 +30,14 @@ def fit(kind: type, task: Task = CLASSIFICATION, n_samples: int = 5, seed: int =
     model = MLP.build(task.outputs)
     settings = {"projector": EXACT, "generator": seeded(seed), "progress": False, **settings}
     return kind(model, task.likelihood).fit([task.data()], n_samples, **settings)
+
+
+def attempt(
+    model: nn.Module | None = None, data: Any = DATA, likelihood: Any = "classification", **settings: Any
+) -> Any:
+    """A fit as a user makes it, right or wrong."""
+    posterior = nb.ProjectedPosterior(model if model is not None else MLP.build(), likelihood)
+    return posterior.fit(data, 4, progress=False, **settings)
 
 
 def rows_of(kind: type, task: Task) -> Tensor:  # (R, P)

@@ -211,7 +211,7 @@ def test_a_fit_that_is_interrupted_while_it_measures_leaves_all_or_nothing(
 
     posterior, fresh = fit(kind), kind(MLP.build())
     before, alpha, report = posterior.directions, posterior.prior_precision, posterior.report
-    monkeypatch.setattr("nullbayes.posteriors.spread.left_on_training_outputs", interrupted)
+    monkeypatch.setattr("nullbayes.posteriors.kernel.train_std", interrupted)
     with pytest.raises(KeyboardInterrupt):
         posterior.extend(3, progress=False)
     assert torch.equal(posterior.directions, before)

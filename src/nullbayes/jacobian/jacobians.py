@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,16 @@ from nullbayes.likelihoods import Likelihood, LossFn, resolve
 _OPENED = {"cpu": 64, "cuda": 1024}  # examples that the network answers at a time
 
 
+class _Opened(NamedTuple):
+    """What the rows are made of, and what was seen of it."""
+
+    network: Network
+    examples: Examples
+    likelihood: Likelihood
+    n_counted: int  # outputs that the targets speak of
+    output_std: float
+
+
 def _open(
     model: nn.Module | Network,
     loader: Iterable[Any] | Examples,
@@ -31,11 +41,8 @@ def _open(
     parameters: Selection,
     batch_fn: BatchFn | None,
     output_fn: OutputFn | None,
-) -> tuple[Network, Examples, Likelihood, int]:
-    """Check model, data and likelihood against each other, and fit what the likelihood takes from the data.
-
-    Also return how many of the outputs the targets speak of.
-    """
+) -> _Opened:
+    """Check model, data and likelihood against each other, and fit what the likelihood takes from the data."""
     network = model if isinstance(model, Network) else Network(model, parameters, output_fn)
     examples = loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device)
     few = examples.read(0, min(8, len(examples)))[0]
@@ -56,7 +63,8 @@ def _open(
     if n_counted == 0:
         msg = "Every target is one to be ignored (ignore_index): there is nothing to project on."
         raise DataError(msg)
-    return network, examples, chosen.fitted(torch.cat(outputs), torch.cat(targets)), n_counted
+    answers = torch.cat(outputs), torch.cat(targets)
+    return _Opened(network, examples, chosen.fitted(*answers), n_counted, chosen.spread(*answers))
 
 
 class OutputJacobian(JacobianRows):
@@ -89,7 +97,9 @@ class OutputJacobian(JacobianRows):
         output_fn: OutputFn | None = None,
         storage: Formed = "form",
     ) -> None:
-        network, examples, fitted, n_counted = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
+        network, examples, fitted, n_counted, output_std = _open(
+            model, loader, likelihood, parameters, batch_fn, output_fn
+        )
         shape = network.output_shape(examples.read(0, 1)[0])
         self.hessian, self.n_counted = hessian, n_counted
         ignoring = n_counted < len(examples) * math.prod(shape)
@@ -101,7 +111,9 @@ class OutputJacobian(JacobianRows):
             counted = fitted.counted(values, y) if ignoring else None
             return (values if counted is None else values * counted).flatten(1)
 
-        super().__init__(network, examples, fitted, outputs, granule=math.prod(shape), storage=storage)
+        super().__init__(
+            network, examples, fitted, outputs, granule=math.prod(shape), output_std=output_std, storage=storage
+        )
 
 
 class LossJacobian(JacobianRows):
@@ -124,9 +136,9 @@ class LossJacobian(JacobianRows):
         output_fn: OutputFn | None = None,
         storage: Formed = "form",
     ) -> None:
-        network, examples, fitted, _ = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
+        network, examples, fitted, _, output_std = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
 
         def losses(flat: Tensor, x: Any, y: Tensor) -> Tensor:
             return fitted.loss(network(flat, x), y)[:, None]
 
-        super().__init__(network, examples, fitted, losses, granule=1, storage=storage)
+        super().__init__(network, examples, fitted, losses, granule=1, output_std=output_std, storage=storage)

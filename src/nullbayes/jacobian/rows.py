@@ -40,6 +40,8 @@ class JacobianRows(Rows):
         ``(flat parameters, inputs, targets) -> (n, granule)``.
     granule : int
         Rows an example has.
+    output_std : float
+        How far the outputs themselves spread over the examples.
     storage : "form" or "products"
         What a block is: its entries, formed when it is asked for; or two products, by JVP and VJP, that never form it.
 
@@ -58,13 +60,14 @@ class JacobianRows(Rows):
         function: RowFunction,
         *,
         granule: int,
+        output_std: float,
         storage: Formed = "form",
     ) -> None:
         if storage not in ("form", "products"):
             msg = f'storage must be "form" or "products", not {storage!r}; .keep() holds all rows.'
             raise SettingsError(msg)
         self.network, self.examples, self.likelihood, self.function = network, examples, likelihood, function
-        self.granule = granule
+        self.granule, self.output_std = granule, output_std
         self.storage: Storage = storage
         self.n_rows, self.n_columns = len(examples) * granule, network.n_parameters
         self.dtype, self.device = network.dtype, network.device

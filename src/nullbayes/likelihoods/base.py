@@ -42,6 +42,15 @@ class Likelihood(ABC):
         """Return which outputs the targets speak of; None for all of them."""
         return None
 
+    def spread(self, outputs: Tensor, targets: Tensor) -> float:  # (n, ...)
+        """Return the root mean square standard deviation over examples of the outputs that the targets speak of."""
+        values, counted = outputs.double(), self.counted(outputs, targets)
+        if counted is None:
+            return float(values.var(0, unbiased=False).mean().sqrt())
+        weights = counted.double()
+        mean = (values * weights).sum(0) / weights.sum(0).clamp_min(1.0)
+        return float((((values - mean).square() * weights).sum() / weights.sum()).sqrt())
+
     def settings(self) -> dict[str, float | int | None]:
         """Return what a file must hold of it, beside its name."""
         return {}

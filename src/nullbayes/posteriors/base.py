@@ -22,7 +22,6 @@ from nullbayes.jacobian.modules import unwrapped
 from nullbayes.jacobian.network import Network, OutputFn, Selection, the_output
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
-from nullbayes.posteriors import spread
 from nullbayes.posteriors.copies import Copied
 from nullbayes.posteriors.numbers import positive, whole
 from nullbayes.posteriors.report import FitCheck
@@ -238,7 +237,7 @@ class SamplePosterior(Copied):
             mean_shift=float(shift.square().mean().sqrt()),
             max_shift=float(shift.abs().max()),
             std=float(samples.var(0)[counted].mean().sqrt()),
-            output_std=spread.of_outputs(outputs, counted),
+            output_std=self._likelihood.spread(outputs, targets),
             nll_model=mean_nll(outputs[None], targets, self._likelihood),
             nll_posterior=mean_nll(samples, targets, self._likelihood),
             accuracy_model=self._accuracy(outputs[None], targets),

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Self
 
 from nullbayes.errors import SettingsError
 
 
-class Copied:
+class Copied(ABC):
     """What ``copy`` and ``pickle`` ask an object; abstract: a subclass names the functions that it was given."""
 
+    @abstractmethod
     def _functions(self) -> Mapping[str, Any]:
         """Return what the user gave, by argument."""
-        raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what a deep or a pickled copy takes along."""

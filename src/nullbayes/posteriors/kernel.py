@@ -23,7 +23,7 @@ from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.rows import Rows
-from nullbayes.posteriors import noise, spread
+from nullbayes.posteriors import noise
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.exact import ExactVariances
@@ -33,6 +33,7 @@ from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.posteriors.resources import Meter
 from nullbayes.posteriors.setup import Asked, Setup, set_up, within_memory
+from nullbayes.posteriors.spread import train_std
 from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
 from nullbayes.projectors import Iterative, Outcome, Projector, mean_and_error, traces
@@ -179,18 +180,15 @@ class KernelPosterior(SamplePosterior):
             self.release()
             new: dict[str, Any] = {}
             within_memory(asked, set_up(asked), lambda setup: new.update(self._build(asked, setup)), self.release)
-        old = dict(self._report or {})
-        if new["n_rows"] != old["n_rows"]:
+        before = self._report["n_rows"]
+        if new["n_rows"] != before:
             self.release()
-            msg = (
-                f"The posterior was fitted to {old['n_rows']} rows, these data have {new['n_rows']}: pass those again."
-            )
+            msg = f"The posterior was fitted to {before} rows, these data have {new['n_rows']}: pass those again."
             raise DataError(msg)
-        if new["data"] != old["data"]:
+        if new["data"] != self._report["data"]:
             self.release()
             msg = "These are other data than the posterior was fitted to: pass those again, in the same order."
             raise DataError(msg)
-        self._report = old
         return self
 
     def release(self) -> Self:
@@ -228,7 +226,7 @@ class KernelPosterior(SamplePosterior):
         return {
             "projector": type(method).__name__, "reason": setup.reason, "route": rows.route,
             "n_data": len(rows.examples), "n_rows": rows.n_rows, "tolerance": method.rtol, "sweeps": 0, "residual": (),
-            "converged": True, "traces": (), "rank": None, "output_std": spread.of_training_outputs(rows),
+            "converged": True, "traces": (), "rank": None, "output_std": rows.output_std,
             "notes": setup.notes, "data": rows.examples.fingerprint(),
         }  # fmt: skip
 
@@ -268,7 +266,7 @@ class KernelPosterior(SamplePosterior):
         estimates = traces(drawn[measured].to(new.device), projection.directions[measured])
         with self._meter.phase("measure"):
             squares = (
-                spread.left_on_training_outputs(self._jacobian, self._rows, new) ** 2,
+                train_std(self._jacobian, self._rows, new) ** 2,
                 report.get("train_std", 0.0) ** 2,
             )
         directions = new if self._directions is None else torch.cat([self._directions, new])
