@@ -1,8 +1,9 @@
 """Data sets, networks, and both together.
 
 The folder of ``--data`` or ``NULLBAYES_DATA`` may hold ``mnist`` and ``fashion-mnist`` with the original idx files,
-gzipped; CIFAR-10 as ``cifar10*/*.npz`` with ``x_train`` (bytes, NHWC) and ``y_train``; and
-``weights/resnet20-12fca82f.th``. Without it, scikit-learn's digits stand in where they can.
+gzipped; CIFAR-10 as ``cifar10*/*.npz`` with ``x_train`` (bytes, NHWC) and ``y_train``, and likewise ``x_test`` and
+``y_test``; ``weights/resnet20-12fca82f.th``; and regressions as ``uci/NAME`` with ``data.txt`` and files of indices.
+Without it, scikit-learn's digits stand in where they can.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 import nullbayes as nb
 from benchmarks.frame import Settings, Skipped
@@ -22,6 +25,7 @@ from benchmarks.measure import seeded
 
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 Build = Callable[[], nn.Module]
+Loss = Callable[[Tensor, Tensor], Tensor]
 _WHERE = "say where the data are: --data FOLDER, or NULLBAYES_DATA"
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -46,15 +50,35 @@ def read_images(folder: Path | None, name: str, split: str) -> tuple[Tensor, Ten
     return images[:, None].float() / 255, read_idx(folder / name / f"{split}-labels-idx1-ubyte.gz").long()
 
 
-def read_cifar(folder: Path | None) -> tuple[Tensor, Tensor] | None:
-    """Return training images (n, 3, 32, 32), normalized as the published weights expect, and labels, if there."""
+def read_cifar(folder: Path | None, split: str = "train") -> tuple[Tensor, Tensor] | None:
+    """Return images (n, 3, 32, 32) of "train" or "test", normalized as the published weights expect, and labels."""
     files = sorted(folder.glob("cifar10*/*.npz")) if folder is not None else []
     if not files:
         return None
     with np.load(files[0]) as arrays:
-        x, y = torch.from_numpy(arrays["x_train"]), torch.from_numpy(arrays["y_train"]).long()
+        if f"x_{split}" not in arrays:
+            return None
+        x, y = torch.from_numpy(arrays[f"x_{split}"]), torch.from_numpy(arrays[f"y_{split}"]).long()
     mean, std = (torch.tensor(values)[:, None, None] for values in (_IMAGENET_MEAN, _IMAGENET_STD))
     return (x.permute(0, 3, 1, 2).float() / 255 - mean) / std, y
+
+
+def read_uci(folder: Path | None, name: str, split: int) -> tuple[Tensor, ...]:
+    """Return x and y (n, 1) for training and for testing, standardized with the mean and spread of the former."""
+    here = folder / "uci" / name if folder is not None else None
+    if here is None or not all((here / file).is_file() for file in ("data.txt", f"index_train_{split}.txt")):
+        msg = f"This needs uci/{name}/data.txt, index_train_{split}.txt and the other indices: {_WHERE}."
+        raise Skipped(msg)
+
+    def indices(name: str) -> Any:
+        return np.loadtxt(here / f"index_{name}.txt", ndmin=1).astype(int)
+
+    table, inputs, target = np.loadtxt(here / "data.txt"), indices("features"), indices("target")
+    known = table[indices(f"train_{split}")]
+    mean, spread = known.mean(0), known.std(0)
+    table = torch.tensor((table - mean) / np.where(spread > 0, spread, 1.0), dtype=torch.float32)
+    sides = (table[indices(f"{side}_{split}")] for side in ("train", "test"))
+    return tuple(side[:, columns] for side in sides for columns in (inputs, target))
 
 
 def digits() -> tuple[Tensor, Tensor]:
@@ -86,6 +110,15 @@ def cnn(width: int, channels: int = 1, outputs: int = 10) -> nn.Module:
         nn.Conv2d(channels, width, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
         nn.Conv2d(width, 2 * width, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
         nn.Flatten(), nn.Linear(8 * width, 8 * width), nn.Tanh(), nn.Linear(8 * width, outputs),
+    )  # fmt: skip
+
+
+def batchnorm_cnn() -> nn.Module:
+    """Return a small convolutional network for 8 by 8 images, with ReLUs and batch normalization."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10),
     )  # fmt: skip
 
 
@@ -203,13 +236,15 @@ class Problem:
         return Problem(self.name, self.model, self.x[:n], self.y[:n])
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> nn.Module:
+def train(
+    model: nn.Module, x: Tensor, y: Tensor, epochs: int, *, batch_size: int = 128, loss: Loss = cross_entropy
+) -> nn.Module:
     """Train with Adam at 1e-3, as the paper does, with the global generator."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(epochs):
-        for batch in torch.randperm(len(x)).to(x.device).split(128):
+        for batch in torch.randperm(len(x)).to(x.device).split(batch_size):
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+            loss(model(x[batch]), y[batch]).backward()
             optimizer.step()
     return model.eval()
 

@@ -22,7 +22,8 @@ Change = Callable[[dict[str, Any], dict[str, Any]], Any]  # of the tensors and t
 
 def fit(kind: type = nb.ProjectedPosterior, task: Task = CLASSIFICATION, n_samples: int = 4, **settings: Any) -> Any:
     options = {"projector": EXACT, "progress": False, "generator": torch.Generator().manual_seed(0), **settings}
-    return kind(MLP.build(task.outputs), task.likelihood).fit([task.data()], n_samples, **options)
+    model = MLP.build(task.outputs)
+    return kind(model, task.likelihood, prior_precision="optimal").fit([task.data()], n_samples, **options)
 
 
 def rewritten(path: Path, change: Change) -> Path:

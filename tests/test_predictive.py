@@ -27,18 +27,20 @@ def deviations(model: torch.nn.Module, n: int = 4) -> torch.Tensor:
 def test_linearized_samples_of_every_network(case: Model) -> None:
     model, (x, _) = case.build(), CLASSIFICATION.data(case)
     steps = deviations(model)
-    samples = predictive.sample_outputs(Network(model), x, steps, "linearized")
-    wanted = call(model, x).detach() + torch.einsum("nop,sp->sno", jacobian(model, x), steps)
-    torch.testing.assert_close(samples, wanted)
+    mean, changes = predictive.sample_outputs(Network(model), x, steps, "linearized")
+    wanted = torch.einsum("nop,sp->sno", jacobian(model, x), steps)
+    torch.testing.assert_close(mean, call(model, x).detach())
+    torch.testing.assert_close(changes, wanted - wanted.mean(0))
 
 
 @each_model
 def test_sampled_samples_of_every_network(case: Model) -> None:
     model, (x, _) = case.build(), CLASSIFICATION.data(case)
     steps, theta = deviations(model), flat_parameters(model)
-    samples = predictive.sample_outputs(Network(model), x, steps, "sampled")
+    mean, changes = predictive.sample_outputs(Network(model), x, steps, "sampled")
     wanted = torch.stack([call(with_parameters(model, theta + step), x).detach() for step in steps])
-    torch.testing.assert_close(samples, wanted)
+    torch.testing.assert_close(mean + changes, wanted)
+    torch.testing.assert_close(mean, wanted.mean(0))
 
 
 @each_model
@@ -85,28 +87,35 @@ def test_the_nll_is_that_of_the_mean_density() -> None:
     """Not the mean of the samples' negative log-likelihoods, which is larger."""
     outputs = torch.tensor([[[0.0, 2.0]], [[3.0, 0.0]]], dtype=torch.float64)  # two samples, one example
     p = [1 / (1 + math.exp(2.0)), 1 / (1 + math.exp(-3.0))]
-    nll = predictive.mean_nll(outputs, torch.tensor([0]), Classification())
+    mean = outputs.mean(0)
+    nll = predictive.nll(Classification(), mean, outputs - mean, torch.tensor([0]), "mc")
     assert nll == pytest.approx(-math.log((p[0] + p[1]) / 2))
     assert nll < -(math.log(p[0]) + math.log(p[1])) / 2
 
 
 def test_the_nll_of_unlikely_targets_stays_finite() -> None:
-    outputs = torch.full((3, 2, 1), 1e4, dtype=torch.float64)
-    targets = torch.zeros(2, 1, dtype=torch.float64)
-    assert predictive.mean_nll(outputs, targets, Regression(0.1)) == pytest.approx(0.5 * 1e8 / 0.01)
+    outputs, targets = torch.full((2, 1), 1e4, dtype=torch.float64), torch.zeros(2, 1, dtype=torch.float64)
+    still = torch.zeros(3, 2, 1, dtype=torch.float64)
+    for link in ("mc", "margin"):
+        nll = predictive.nll(Regression(0.1), outputs, still, targets, link)
+        assert nll == pytest.approx(0.5 * 1e8 / 0.01)
 
 
 def test_the_nll_of_a_regression_is_that_of_a_density() -> None:
     generator = torch.Generator().manual_seed(0)
     outputs, targets = (randn(*shape, generator=generator).double() for shape in ((4, 5, 3), (5, 3)))
     densities = torch.distributions.Normal(outputs, 0.3).log_prob(targets).sum(2).exp().mean(0)
-    nll = predictive.mean_nll(outputs, targets, Regression(0.3))
-    assert nll == pytest.approx(float(-densities.log().mean()))
+    mean = outputs.mean(0)
+    changes = outputs - mean
+    nll = predictive.nll(Regression(0.3), mean, changes, targets, "mc")
+    assert nll == pytest.approx(float(-densities.log().mean()) / 3)  # of a target, of which an example has three
+    both = torch.distributions.Normal(mean, (0.3**2 + outputs.var(0)).sqrt()).log_prob(targets)
+    assert predictive.nll(Regression(0.3), mean, changes, targets) == pytest.approx(float(-both.mean()))
 
 
 def test_information_is_never_negative_and_zero_for_equal_samples() -> None:
-    outputs = randn(1, 5, 3, generator=torch.Generator().manual_seed(0)).double().expand(4, -1, -1)
-    prediction = predictive.summarize(outputs, Classification())
+    outputs = randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
+    prediction = predictive.summarize(outputs, torch.zeros(4, 5, 3, dtype=torch.float64), Classification(), "margin")
     information = predictive.score(prediction, Classification(), "mutual_information")
     assert (information >= 0).all()
     assert information.max() < 1e-12
@@ -114,6 +123,6 @@ def test_information_is_never_negative_and_zero_for_equal_samples() -> None:
 
 def test_predictions_without_classes_have_no_probabilities() -> None:
     outputs = randn(4, 5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    prediction = predictive.summarize(outputs, resolve(REGRESSION.likelihood))
+    prediction = predictive.summarize(outputs[0], outputs - outputs[0], resolve(REGRESSION.likelihood), "margin")
     assert prediction.probs is None
-    torch.testing.assert_close(prediction.mean, outputs.mean(0))
+    torch.testing.assert_close(prediction.mean, outputs[0])

@@ -74,7 +74,7 @@ def test_posteriors_are_made_as_the_design_says(kind: type) -> None:
     parameters = inspect.signature(kind).parameters
     assert list(parameters)[:2] == ["model", "likelihood"]
     assert parameters["likelihood"].default == "classification"
-    assert parameters["prior_precision"].default == "optimal"
+    assert parameters["prior_precision"].default == "auto"
     for name in ("parameters", "prior_precision", "batch_fn"):
         assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
 

@@ -1,7 +1,8 @@
-r"""One predictive for all methods: samples of the outputs, and what is read off them.
+r"""Predictions shared by all methods: output samples, their mean and variance, and the probabilities they stand for.
 
 A posterior is a set of directions around the trained parameters. Linearized, sample :math:`s` of the outputs is
-:math:`f(\theta, x) + J(x)\,\delta_s`; sampled, it is the network itself at :math:`\theta + \delta_s`.
+:math:`f(\theta, x) + J(x)\,\delta_s`; the mean of that Gaussian is :math:`f(\theta, x)` exactly, so samples are centred
+on it. Sampled, it is the network itself at :math:`\theta + \delta_s`.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from nullbayes.errors import DataError, LikelihoodError, NullBayesWarning, Setti
 from nullbayes.jacobian.batches import BatchFn, inputs_of, leaves, map_leaves, n_examples, take_examples, to_device
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
-from nullbayes.likelihoods import Likelihood
+from nullbayes.likelihoods import Classification, Likelihood
 from nullbayes.memory import give_back, is_out_of_memory
 
 PRED_TYPES = ("linearized", "sampled")
+LINKS = ("margin", "probit", "bridge", "mc")
 SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
 _EXAMPLES_TIMES_SAMPLES = {"cpu": 8192, "cuda": 2**18}  # in memory at a time
 
@@ -34,12 +36,13 @@ class Prediction:
     Attributes
     ----------
     mean : Tensor (N, ...)
-        Mean of the outputs over the samples (logits, for a classifier).
+        Mean of the outputs (logits, for a classifier): the network's own outputs for linearized predictions, the mean
+        over the samples for sampled ones.
     variance : Tensor (N, ...)
         Their variance: how far the training data leave the output open. A regression's noise is not in it: add
         ``posterior.likelihood.sigma_noise**2`` for intervals of targets.
     probs : Tensor (N, ...) or None
-        Mean of the probabilities over the samples; None for likelihoods without any.
+        Probabilities, averaged over the posterior and at its temperature; None for likelihoods without any.
     samples : Tensor (S, N, ...)
         The outputs of each sample, in the shape that the model gives them: (N, O) for most.
     """
@@ -56,16 +59,22 @@ class Prediction:
         return f"Prediction({', '.join(shapes)})"
 
 
-def sample_outputs(network: Network, x: Any, deviations: Tensor, pred_type: str) -> Tensor:  # (S, P) -> (S, n, ...)
-    """Return the outputs of each sample on one batch of inputs."""
+def sample_outputs(network: Network, x: Any, deviations: Tensor, pred_type: str) -> tuple[Tensor, Tensor]:
+    """Return the mean outputs (n, ...) on one batch of inputs, and how far each sample is from them, (S, n, ...)."""
     if pred_type == "linearized":
         outputs, change = linearized(network, x, deviations)
-        return outputs + change
+        return outputs, centred(change)
     if pred_type == "sampled":
         with torch.no_grad():
-            return torch.stack([network(network.theta + deviation, x) for deviation in deviations])
+            samples = torch.stack([network(network.theta + deviation, x) for deviation in deviations])
+        return samples.mean(0), samples - samples.mean(0)
     msg = f"pred_type must be one of {', '.join(PRED_TYPES)}, not {pred_type!r}."
     raise SettingsError(msg)
+
+
+def centred(changes: Tensor) -> Tensor:  # (S, ...)
+    """Subtract the mean over the samples, which is Monte Carlo error where the expectation is zero."""
+    return changes - changes.mean(0)
 
 
 def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -> Iterator[Any]:
@@ -101,17 +110,22 @@ def predict(
     deviations: Tensor,
     *,
     pred_type: str = "linearized",
+    link: str | None = None,
     batch_fn: BatchFn | None = None,
 ) -> Prediction:
     """Predict for inputs or a loader of them."""
-    parts = [
-        _in_halves(network, piece, deviations, pred_type) for piece in stream(x, network, batch_fn, len(deviations))
-    ]
-    return summarize(torch.cat(parts, dim=1), likelihood)
+    pieces = stream(x, network, batch_fn, len(deviations))
+    means, changes = zip(*(_in_halves(network, piece, deviations, pred_type) for piece in pieces), strict=True)
+    return summarize(torch.cat(means), torch.cat(changes, dim=1), likelihood, link or default_link(pred_type))
 
 
-def _in_halves(network: Network, x: Any, deviations: Tensor, pred_type: str) -> Tensor:  # (S, P) -> (S, n, ...)
-    """Return the outputs of each sample, half of the inputs at a time where memory runs out."""
+def default_link(pred_type: str) -> str:
+    """Return how probabilities are averaged unless the user says otherwise."""
+    return "margin" if pred_type == "linearized" else "mc"
+
+
+def _in_halves(network: Network, x: Any, deviations: Tensor, pred_type: str) -> tuple[Tensor, Tensor]:
+    """Return what :func:`sample_outputs` does, for half of the inputs at a time where memory runs out."""
     size = n_examples(x)
     try:
         return sample_outputs(network, x, deviations, pred_type)
@@ -120,20 +134,39 @@ def _in_halves(network: Network, x: Any, deviations: Tensor, pred_type: str) -> 
             raise
     give_back()
     halves = (take_examples(x, 0, size // 2), take_examples(x, size // 2, size))
-    return torch.cat([_in_halves(network, half, deviations, pred_type) for half in halves], dim=1)
+    (first, a), (second, b) = (_in_halves(network, half, deviations, pred_type) for half in halves)
+    return torch.cat([first, second]), torch.cat([a, b], dim=1)
 
 
-def summarize(samples: Tensor, likelihood: Likelihood) -> Prediction:  # (S, N, ...)
-    """Reduce output samples to mean, variance and mean probabilities."""
-    probs = likelihood.probabilities(samples).mean(0) if likelihood.has_probabilities else None
-    variance = samples.var(0)
+def summarize(mean: Tensor, changes: Tensor, likelihood: Likelihood, link: str) -> Prediction:  # (N, ...), (S, N, ...)
+    """Make a prediction of mean outputs and of how far each sample is from them."""
+    if link not in LINKS:
+        msg = f"link_approx must be one of {', '.join(LINKS)}, not {link!r}."
+        raise SettingsError(msg)
+    samples = mean + changes
+    variance = changes.square().sum(0) / (len(changes) - 1)
+    probs = _average(mean, changes, variance, likelihood, link) if likelihood.has_probabilities else None
     if not torch.isfinite(variance).all():
         message = (
             f"Some predictions or their variances are not finite in {str(samples.dtype).removeprefix('torch.')}: use a "
             "larger prior_precision, or scale the outputs."
         )
         warnings.warn(message, NullBayesWarning, stacklevel=2)
-    return Prediction(samples.mean(0), variance, probs, samples)
+    return Prediction(mean, variance, probs, samples)
+
+
+def _average(mean: Tensor, changes: Tensor, variance: Tensor, likelihood: Likelihood, link: str) -> Tensor:
+    """Return the probabilities, averaged over the posterior in the way that ``link`` names."""
+    if link == "mc":
+        return likelihood.probabilities(mean + changes).mean(0)
+    if link == "margin" or not isinstance(likelihood, Classification):
+        if link == "bridge":
+            msg = f'link_approx="bridge" is for classification, not for a {likelihood.name} likelihood: use "probit".'
+            raise LikelihoodError(msg)
+        return likelihood.probabilities(mean, likelihood.link_variance(mean, changes))
+    if link == "probit":
+        return likelihood.probit(mean, variance)
+    return likelihood.bridge(mean, changes)
 
 
 def score(prediction: Prediction, likelihood: Likelihood, kind: str) -> Tensor:  # (N,)
@@ -153,17 +186,27 @@ def score(prediction: Prediction, likelihood: Likelihood, kind: str) -> Tensor: 
     if prediction.probs is None:
         msg = f"kind={kind!r} needs probabilities, which a {likelihood.name} likelihood has not: use 'max_variance'."
         raise LikelihoodError(msg)
+    if kind == "entropy":
+        return likelihood.entropy_terms(prediction.probs).flatten(1).sum(1)
     probs = likelihood.probabilities(prediction.samples)
     if kind == "max_prob_variance":
         return probs.var(0).flatten(1).amax(1)
-    total = likelihood.entropy_terms(prediction.probs)
-    if kind == "mutual_information":
-        return (total - likelihood.entropy_terms(probs).mean(0)).flatten(1).sum(1).clamp_min(0.0)
-    return total.flatten(1).sum(1)
+    total, each = likelihood.entropy_terms(probs.mean(0)), likelihood.entropy_terms(probs).mean(0)
+    return (total - each).flatten(1).sum(1).clamp_min(0.0)
 
 
-def mean_nll(samples: Tensor, targets: Tensor, likelihood: Likelihood) -> float:  # (S, N, ...)
-    """Return minus the mean log of the *mean* predictive density at the targets."""
-    losses = torch.stack([likelihood.loss(outputs, targets) for outputs in samples]).double()
-    constant = math.log(len(losses)) + likelihood.constant(samples[0, 0].numel())
-    return constant - float(torch.logsumexp(-losses, 0).mean())
+def nll(
+    likelihood: Likelihood, outputs: Tensor, changes: Tensor | None, targets: Tensor, link: str = "margin"
+) -> float:  # (N, ...), (S, N, ...)
+    """Return minus the mean log predictive density of a target, at mean outputs and centred changes of them.
+
+    ``changes=None`` is the network itself. A ``link`` other than "mc" means the closed form, where there is one.
+    """
+    if changes is None:
+        values = likelihood.nll(outputs, targets)
+    elif link == "mc" or not likelihood.has_closed_form:
+        each = torch.stack([likelihood.nll(outputs + change, targets) for change in changes])
+        values = math.log(len(changes)) - torch.logsumexp(-each, 0)
+    else:
+        values = likelihood.nll(outputs, targets, likelihood.link_variance(outputs, changes))
+    return float(values.sum()) / max(1, likelihood.n_targets(outputs, targets))

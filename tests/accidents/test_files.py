@@ -128,15 +128,15 @@ def test_an_older_format_asks_for_a_new_fit(version: int, saved: Path) -> None:
 # --- a checksum that is right, and a header that is not ---------------------------------------------------------------
 
 FIELDS = (
-    "kind", "parameters", "fingerprint", "prior_precision", "kernel_dimension", "likelihood", "based", "report",
-    "output_fn", "inputs",
-    "hessian", "likelihood.name", "likelihood.class_dim", "likelihood.ignore_index",
+    "kind", "parameters", "fingerprint", "prior_precision", "precision_rule", "kernel_dimension", "likelihood",
+    "based", "report", "output_fn", "inputs",
+    "hessian", "likelihood.name", "likelihood.class_dim", "likelihood.ignore_index", "likelihood.temperature",
     *(f"report.{key}" for key in (
         "projector", "reason", "route", "n_data", "n_rows", "tolerance", "sweeps", "residual", "converged", "traces",
-        "rank", "output_std", "seed", "train_std", "peak_memory", "seconds", "notes", "data",
+        "rank", "output_std", "seed", "train_std", "peak_memory", "seconds", "notes", "data", "promise",
     )),
 )  # fmt: skip
-MAY_BE_NONE = ("likelihood.class_dim", "report.rank", "report.peak_memory")
+MAY_BE_NONE = ("likelihood.class_dim", "report.rank", "report.peak_memory", "report.promise")
 
 
 def place(header: dict[str, Any], field: str) -> tuple[dict[str, Any], str]:

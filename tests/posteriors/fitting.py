@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -27,9 +28,10 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def fit(kind: type, task: Task = CLASSIFICATION, n_samples: int = 5, seed: int = 0, **settings: Any) -> Any:
+    """A fit at the closed form of the precision: test_promise.py is about the default."""
     model = MLP.build(task.outputs)
     settings = {"projector": EXACT, "generator": seeded(seed), "progress": False, **settings}
-    return kind(model, task.likelihood).fit([task.data()], n_samples, **settings)
+    return kind(model, task.likelihood, prior_precision="optimal").fit([task.data()], n_samples, **settings)
 
 
 def attempt(
@@ -44,6 +46,22 @@ def rows_of(kind: type, task: Task) -> Tensor:  # (R, P)
     """The rows that a fit of that kind projects against, from the slow oracles."""
     model, (x, y) = MLP.build(task.outputs), task.data()
     return jacobian(model, x).flatten(0, 1) if kind is nb.ProjectedPosterior else loss_jacobian(model, x, y, task)
+
+
+def averaged(task: Task, outputs: Tensor, changes: Tensor) -> Tensor | None:  # (n, O), (S, n, O)
+    """Probabilities averaged in closed form, written out example by example and class by class."""
+    if task not in (CLASSIFICATION, BINARY, MULTILABEL):
+        return None
+    probs = torch.zeros_like(outputs)
+    for i, f in enumerate(outputs):
+        top = int(f.argmax()) if task is CLASSIFICATION else None
+        for c in range(len(f)):
+            moves = changes[:, i, c] if top is None else changes[:, i, c] - changes[:, i, top]
+            logit = f[c] if top is None else f[c] - f[top]
+            probs[i, c] = logit / (1 + math.pi / 8 * moves.var()).sqrt()
+    found = probabilities(task, probs)
+    assert found is not None
+    return found
 
 
 def probabilities(task: Task, outputs: Tensor) -> Tensor | None:

@@ -70,11 +70,11 @@ def test_a_failed_fit_leaves_no_half_fitted_posterior() -> None:
     "value", [0, 0.0, -1.0, torch.nan, torch.inf, pytest.param(10**400, id="huge"), "best", None, [1.0]]
 )
 def test_wrong_prior_precisions_are_refused(value: Any) -> None:
-    with pytest.raises(SettingsError, match='a positive number, "optimal" or "paper"'):
+    with pytest.raises(SettingsError, match='a positive number, "auto", "optimal" or "paper"'):
         nb.ProjectedPosterior(MLP.build(), prior_precision=value)
     posterior = attempt()
     before = posterior.prior_precision
-    with pytest.raises(SettingsError, match='a positive number, "optimal" or "paper"'):
+    with pytest.raises(SettingsError, match='a positive number, "auto", "optimal" or "paper"'):
         posterior.prior_precision = value
     assert posterior.prior_precision == before
 

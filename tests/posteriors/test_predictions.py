@@ -23,7 +23,7 @@ from models import (
     loss_jacobian,
     with_parameters,
 )
-from posteriors.fitting import EXACT, X_NEW, each_kind, each_task, fit, probabilities
+from posteriors.fitting import EXACT, X_NEW, averaged, each_kind, each_task, fit, probabilities
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
@@ -35,15 +35,18 @@ def test_predictions_are_the_linearized_network_at_the_samples(kind: type, task:
     posterior, model = fit(kind, task), MLP.build(task.outputs)
     prediction = posterior.predict(X_NEW)
     change = torch.einsum("nop,sp->sno", jacobian(model, X_NEW), posterior.directions)
-    samples = model(X_NEW).detach() + change / math.sqrt(posterior.prior_precision)
-    torch.testing.assert_close(prediction.samples, samples)
-    torch.testing.assert_close(prediction.mean, samples.sum(0) / 5)
-    torch.testing.assert_close(prediction.variance, (samples - samples.mean(0)).square().sum(0) / 4)
-    probs = probabilities(task, samples)
+    change = (change - change.mean(0)) / math.sqrt(posterior.prior_precision)  # the mean is the network's own output
+    own = model(X_NEW).detach()
+    torch.testing.assert_close(prediction.samples, own + change)
+    torch.testing.assert_close(prediction.mean, own)
+    torch.testing.assert_close(prediction.variance, change.square().sum(0) / 4)
+    probs = averaged(task, own, change)
     if probs is None:
         assert prediction.probs is None
     else:
-        torch.testing.assert_close(prediction.probs, probs.mean(0))
+        torch.testing.assert_close(prediction.probs, probs)
+        each = probabilities(task, own + change)
+        torch.testing.assert_close(posterior.predict(X_NEW, link_approx="mc").probs, each.mean(0))
 
 
 @each_task
@@ -122,7 +125,8 @@ def test_structured_inputs_come_alone_and_in_loaders(case: Any) -> None:
 @each_kind
 def test_fewer_samples_are_the_first_ones(kind: type) -> None:
     posterior = fit(kind)
-    torch.testing.assert_close(posterior.predict(X_NEW, n_samples=2).samples, posterior.predict(X_NEW).samples[:2])
+    few, first = posterior.predict(X_NEW, n_samples=2), posterior.predict(X_NEW).samples[:2]
+    torch.testing.assert_close(few.samples, few.mean + first - first.mean(0))
 
 
 @each_task

@@ -28,7 +28,7 @@ from nullbayes.posteriors.numbers import positive, whole
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.resources import Meter, memory_limit_bytes
 from nullbayes.precision import full_precision
-from nullbayes.predictive import mean_nll, stream
+from nullbayes.predictive import default_link, nll, stream
 
 _ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of new inputs, at a time
 GRID = (0.1, 1.0, 5.0, 10.0, 50.0, 100.0)  # of the paper
@@ -256,15 +256,16 @@ class Baseline(SamplePosterior):
         """Return the log-likelihood of the mean prediction as a function of the precision."""
         examples = Examples(loader, self._batch_fn, self._network.device)
         chunks = [examples.read(start, stop) for start, stop in examples.ranges(1024)]
+        link = self._link if self._link == "mc" else default_link(pred_type)
 
         def objective(alpha: float) -> float:
             self.prior_precision, total = alpha, 0.0
             for x, y in chunks:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Some predictions", NullBayesWarning)  # the search goes around it
-                    samples = self.predict(x, pred_type=pred_type).samples
-                self._likelihood.check(samples[0], y)
-                total -= len(y) * mean_nll(samples, y, self._likelihood)
+                    found = self.predict(x, pred_type=pred_type)
+                self._likelihood.check(found.mean, y)
+                total -= len(y) * nll(self._likelihood, found.mean, found.samples - found.mean, y, link)
             return total / len(examples)
 
         return objective

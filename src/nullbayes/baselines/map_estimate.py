@@ -12,7 +12,7 @@ from nullbayes.baselines.base import Baseline, Work
 from nullbayes.errors import LikelihoodError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.likelihoods import Classification
-from nullbayes.predictive import PRED_TYPES, Prediction, score, stream
+from nullbayes.predictive import LINKS, PRED_TYPES, Prediction, score, stream
 
 _KINDS = ("max_softmax", "max_logit", "entropy")
 
@@ -33,12 +33,17 @@ class MAP(Baseline):
         self._directions = torch.zeros_like(self._network.theta)[None]
         return None, "the network itself, one sample"
 
-    def predict(self, x: Any, *, pred_type: str = "linearized", n_samples: int | None = None) -> Prediction:
+    def predict(
+        self, x: Any, *, pred_type: str = "linearized", n_samples: int | None = None, link_approx: str | None = None
+    ) -> Prediction:
         """Predict as the network does; see :meth:`SamplePosterior.predict`."""
         self._network.check_unchanged()
         self._deviations(n_samples)  # says what to do before fit
         if pred_type not in PRED_TYPES:
             msg = f"pred_type must be one of {', '.join(PRED_TYPES)}, not {pred_type!r}."
+            raise SettingsError(msg)
+        if link_approx is not None and link_approx not in LINKS:
+            msg = f"link_approx must be one of {', '.join(LINKS)}, not {link_approx!r}."
             raise SettingsError(msg)
         parts = [self._network.outputs(piece) for piece in stream(x, self._network, self._batch_fn, 1)]
         outputs = torch.cat(parts)

@@ -14,7 +14,7 @@ from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Prediction, stream, summarize
+from nullbayes.predictive import Prediction, default_link, stream, summarize
 
 _PREFIX = "member."
 
@@ -26,6 +26,7 @@ class Members(Baseline):
     """
 
     _hessian = _has_prior = False
+    _link = default_link("sampled")
     _states: Mapping[str, Tensor]  # by name, stacked (S, ...)
     _needs: str  # what fit must be given
 
@@ -65,7 +66,9 @@ class Members(Baseline):
         return {name: self._states[name][i] for name in own if name in self._states}
 
     @full_precision()
-    def predict(self, x: Any, *, pred_type: str = "sampled", n_samples: int | None = None) -> Prediction:
+    def predict(
+        self, x: Any, *, pred_type: str = "sampled", n_samples: int | None = None, link_approx: str | None = None
+    ) -> Prediction:
         """Predict with every member; see :meth:`SamplePosterior.predict`. ``pred_type`` is "sampled"."""
         self._network.check_unchanged()
         used = len(self._deviations(n_samples))
@@ -78,7 +81,8 @@ class Members(Baseline):
         pieces = list(stream(x, self._network, self._batch_fn, used))
         members = (self._member(i) for i in range(used))
         samples = torch.stack([torch.cat([member.outputs(piece) for piece in pieces]) for member in members])
-        return summarize(samples, self._likelihood)
+        mean = samples.mean(0)
+        return summarize(mean, samples - mean, self._likelihood, link_approx or self._link)
 
     __call__ = predict
 

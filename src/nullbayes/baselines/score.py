@@ -47,7 +47,9 @@ class ScoreOnly(Scored):
             raise SettingsError(msg)
         return self._own_score(x)
 
-    def predict(self, x: Any, *, pred_type: str = "linearized", n_samples: int | None = None) -> Never:
+    def predict(
+        self, x: Any, *, pred_type: str = "linearized", n_samples: int | None = None, link_approx: str | None = None
+    ) -> Never:
         """Refuse: a score is no distribution over predictions."""
         _ = self.directions  # says what to do before fit
         msg = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -106,6 +106,10 @@ class Examples:
         )
         return moved
 
+    def chosen(self, numbers: Sequence[int]) -> Examples:
+        """Return some of the examples, by their numbers in ascending order, read once and held."""
+        return _Chosen(self, numbers)
+
     def ranges(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
         """Iterate over ranges of at most ``size`` examples."""
         end = len(self) if stop is None else stop
@@ -190,6 +194,31 @@ class Examples:
             "were written into. Rows are revisited in order, so pass the data as the network should remember them: "
             f"{_RECIPE}, no random transforms."
         )
+
+
+class _Chosen(Examples):
+    """Some of the examples, held on the device."""
+
+    def __init__(self, whole: Examples, numbers: Sequence[int]) -> None:
+        self.device, self._whole, self._numbers = whole.device, whole, list(numbers)
+        runs = [list(run) for _, run in groupby(enumerate(self._numbers), lambda pair: pair[1] - pair[0])]
+        self._held = to_device(join_examples([whole.read(run[0][1], run[-1][1] + 1) for run in runs]), whole.device)
+
+    def __len__(self) -> int:
+        """Return how many were chosen."""
+        return len(self._numbers)
+
+    def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
+        """Return copies of some of them."""
+        x, y = self._held
+        moved: tuple[Any, Tensor] = map_leaves(
+            lambda leaf: leaf.clone(), (take_examples(x, start, stop), y[start:stop])
+        )
+        return moved
+
+    def name(self, examples: Iterable[int]) -> str:
+        """Say which examples of the whole they are."""
+        return self._whole.name(self._numbers[i] for i in examples)
 
 
 def _refuse_random_order(loader: Iterable[Any]) -> None:

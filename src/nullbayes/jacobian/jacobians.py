@@ -112,8 +112,9 @@ class OutputJacobian(JacobianRows):
             return (values if counted is None else values * counted).flatten(1)
 
         super().__init__(
-            network, examples, fitted, outputs, granule=math.prod(shape), output_std=output_std, storage=storage
-        )
+            network, examples, fitted, outputs, granule=math.prod(shape), output_std=output_std,
+            n_outputs=math.prod(shape), storage=storage,
+        )  # fmt: skip
 
 
 class LossJacobian(JacobianRows):
@@ -124,6 +125,8 @@ class LossJacobian(JacobianRows):
     model, loader, likelihood, parameters, batch_fn, output_fn, storage
         As for :class:`OutputJacobian`; the likelihood may be any per-example loss ``(outputs, targets) -> (n,)``.
     """
+
+    spares_short_rows = True  # examples whose loss hardly moves need not be held as closely as the others
 
     def __init__(
         self,
@@ -137,8 +140,11 @@ class LossJacobian(JacobianRows):
         storage: Formed = "form",
     ) -> None:
         network, examples, fitted, _, output_std = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
+        width = math.prod(network.output_shape(examples.read(0, 1)[0]))
 
         def losses(flat: Tensor, x: Any, y: Tensor) -> Tensor:
             return fitted.loss(network(flat, x), y)[:, None]
 
-        super().__init__(network, examples, fitted, losses, granule=1, output_std=output_std, storage=storage)
+        super().__init__(
+            network, examples, fitted, losses, granule=1, output_std=output_std, n_outputs=width, storage=storage
+        )

@@ -42,6 +42,8 @@ class JacobianRows(Rows):
         Rows an example has.
     output_std : float
         How far the outputs themselves spread over the examples.
+    n_outputs : int
+        Outputs of an example.
     storage : "form" or "products"
         What a block is: its entries, formed when it is asked for; or two products, by JVP and VJP, that never form it.
 
@@ -61,13 +63,14 @@ class JacobianRows(Rows):
         *,
         granule: int,
         output_std: float,
+        n_outputs: int,
         storage: Formed = "form",
     ) -> None:
         if storage not in ("form", "products"):
             msg = f'storage must be "form" or "products", not {storage!r}; .keep() holds all rows.'
             raise SettingsError(msg)
         self.network, self.examples, self.likelihood, self.function = network, examples, likelihood, function
-        self.granule, self.output_std = granule, output_std
+        self.granule, self.output_std, self.n_outputs = granule, output_std, n_outputs
         self.storage: Storage = storage
         self.n_rows, self.n_columns = len(examples) * granule, network.n_parameters
         self.dtype, self.device = network.dtype, network.device
@@ -130,7 +133,7 @@ class JacobianRows(Rows):
             pieces, n_rows=self.n_rows, n_columns=self.n_columns, like=self.network.theta, granule=self.granule,
             block_rows=self.block_rows, reference=self if half else None,
         )  # fmt: skip
-        held.working_bytes = self.working_bytes
+        held.working_bytes, held.spares_short_rows = self.working_bytes, self.spares_short_rows
         return held
 
     def stored(self, storage: Storage) -> Rows:
@@ -140,6 +143,13 @@ class JacobianRows(Rows):
             other.storage = storage
             return other
         return self.keep(half=storage == "half", host=storage == "host")
+
+    def on(self, examples: Examples) -> JacobianRows:
+        """Return the rows of some of the examples, without looking at network and data again."""
+        other = copy.copy(self)
+        other.examples, other.n_rows, other._frobenius = examples, len(examples) * self.granule, None
+        other._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
+        return other
 
     def kept_bytes(self, *, half: bool = False) -> int:
         """Return the bytes that :meth:`keep` takes."""

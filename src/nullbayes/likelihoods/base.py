@@ -1,7 +1,16 @@
-"""What every likelihood answers: a loss for each example, its curvature in output space, probabilities."""
+r"""What every likelihood answers: a loss for each example, its curvature in output space, predictive probabilities.
+
+Predictions average over parameter samples. The average over a Gaussian output with mean :math:`f` and variance
+:math:`v` has a closed form, exact for regression and a very good approximation for logits (MacKay 1992):
+
+.. math:: \int \sigma(z)\, N(z; f, v)\, dz \approx \sigma\bigl(f / \sqrt{1 + \pi v / 8}\bigr).
+
+It has no Monte Carlo noise, and it never changes the sign of a logit.
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
@@ -18,6 +27,8 @@ class Likelihood(ABC):
 
     name: str
     has_probabilities: bool = True
+    has_closed_form: bool = True  # of the predictive density, from a mean and a variance
+    temperature: float = 1.0
 
     @abstractmethod
     def check(self, outputs: Tensor, targets: Tensor) -> None:
@@ -34,9 +45,32 @@ class Likelihood(ABC):
         That is by :math:`L`, with :math:`L^\top L` the Hessian of the loss of each example.
         """
 
-    def constant(self, n_outputs: int) -> float:
-        """Return what the loss of an example with so many outputs lacks of minus the log-likelihood."""
-        return 0.0
+    @abstractmethod
+    def nll(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:  # (n, ...) -> (n,)
+        """Return minus the log predictive density of each example, summed over its targets, in float64.
+
+        Parameters
+        ----------
+        outputs : Tensor (n, ...)
+            Outputs of the network, which are the mean of the linearized samples.
+        targets : Tensor
+            As for ``loss``.
+        variance : Tensor (n, ...), optional
+            What :meth:`link_variance` returns; None for the network itself.
+        """
+
+    def n_targets(self, outputs: Tensor, targets: Tensor) -> int:
+        """Return how many targets the examples have: one for each label or number that counts."""
+        return outputs.numel()
+
+    def link_variance(self, outputs: Tensor, changes: Tensor) -> Tensor:  # (n, ...), (S, n, ...) -> (n, ...)
+        """Return the variance that the closed form of the predictive takes, from centred changes of the outputs."""
+        return changes.square().sum(0) / (len(changes) - 1)
+
+    def tempered(self, temperature: float) -> Likelihood:
+        """Return the likelihood at another temperature: logits divided by it, or a noise variance times it."""
+        msg = f"A {self.name} likelihood has no temperature: it stays at 1."
+        raise LikelihoodError(msg)
 
     def counted(self, outputs: Tensor, targets: Tensor) -> Tensor | None:  # (n, ...) -> bool (n, ...)
         """Return which outputs the targets speak of; None for all of them."""
@@ -59,8 +93,11 @@ class Likelihood(ABC):
         """Return the share of right answers; None where there are no classes."""
         return None
 
-    def probabilities(self, outputs: Tensor) -> Tensor:  # (..., O) -> (..., O)
-        """Turn outputs into probabilities."""
+    def probabilities(self, outputs: Tensor, variance: Tensor | None = None) -> Tensor:  # (..., O) -> (..., O)
+        """Turn outputs into probabilities at the temperature, averaged in closed form where a variance is given.
+
+        ``variance`` is what :meth:`link_variance` returns. The predicted class stays that of the outputs.
+        """
         msg = f"A {self.name} likelihood has no class probabilities."
         raise LikelihoodError(msg)
 
@@ -82,3 +119,8 @@ def softplus(x: Tensor) -> Tensor:
 def alike(wanted: tuple[int, ...], given: tuple[int, ...]) -> bool:
     """Whether two shapes are the same but for dimensions of one entry after the first."""
     return wanted[:1] == given[:1] and [d for d in wanted[1:] if d != 1] == [d for d in given[1:] if d != 1]
+
+
+def shrunk(logits: Tensor, variance: Tensor) -> Tensor:
+    """Divide logits by sqrt(1 + π v / 8), so that their sigmoid is about its average over the variance."""
+    return logits / (1.0 + (math.pi / 8.0) * variance).sqrt()

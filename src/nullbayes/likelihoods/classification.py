@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import LikelihoodError
-from nullbayes.likelihoods.base import Likelihood, alike, softplus
+from nullbayes.likelihoods.base import Likelihood, alike, shrunk, softplus
 
 _NO_PROBABILITIES = (
     "Floating-point targets of shape {} are no class probabilities for {} classes: pass integer labels, "
@@ -30,11 +30,15 @@ class Classification(Likelihood):
         found from the shape of the targets.
     ignore_index : int
         The label of positions that do not count: they have no loss, and their outputs no rows.
+    temperature : float
+        Predicted probabilities are the softmax of the logits divided by it. The loss, and with it the rows, are those
+        that the network was trained with, at temperature 1.
     """
 
     class_dim: int | None = None
     ignore_index: int = -100
     name: str = "classification"
+    temperature: float = 1.0
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse a single logit, and labels that are not class numbers."""
@@ -103,12 +107,71 @@ class Classification(Likelihood):
         return (labels != self.ignore_index).unsqueeze(dim).expand(outputs.shape)
 
     def settings(self) -> dict[str, float | int | None]:
-        """Return the dimension of the classes, and the label that does not count."""
-        return {"class_dim": self.class_dim, "ignore_index": self.ignore_index}
+        """Return the dimension of the classes, the label that does not count, and the temperature."""
+        return {"class_dim": self.class_dim, "ignore_index": self.ignore_index, "temperature": self.temperature}
 
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        """Return the softmax."""
-        return outputs.softmax(-1 if self.class_dim is None else self.class_dim)
+    def tempered(self, temperature: float) -> Likelihood:
+        """Return the likelihood with logits divided by the temperature."""
+        return replace(self, temperature=temperature)
+
+    def link_variance(self, outputs: Tensor, changes: Tensor) -> Tensor:
+        """Return the variance of each logit's distance to the logit of the predicted class."""
+        dim = self._classes
+        top, total = outputs.argmax(dim, keepdim=True), torch.zeros_like(outputs)
+        for change in changes:  # one sample at a time: there may be many outputs
+            total += (change - change.gather(dim, top)).square()
+        return total / (len(changes) - 1)
+
+    def probabilities(self, outputs: Tensor, variance: Tensor | None = None) -> Tensor:
+        """Return the softmax, of distances to the predicted class that a variance shrinks."""
+        return self._logits(outputs, variance, self._classes).softmax(self._classes)
+
+    def probit(self, outputs: Tensor, variance: Tensor) -> Tensor:
+        """Return the softmax of logits that are each shrunk by their own variance, as laplace-torch does.
+
+        The predicted class may change where the variances of the classes differ.
+        """
+        dim, t = self._classes, self.temperature
+        return shrunk(outputs / t, variance / t**2).softmax(dim)
+
+    def bridge(self, outputs: Tensor, changes: Tensor) -> Tensor:  # (n, ...), (S, n, ...) -> (n, ...)
+        """Return the mean of the Dirichlet distribution that the Laplace bridge makes of the logits.
+
+        Logits are first conditioned on a sum of zero, as in Hobbhahn, Kristiadi and Hennig (2022). The mean tends to
+        the softmax as the variances vanish only where all classes have the same variance.
+        """
+        dim, t = self._classes, self.temperature
+        f, c = outputs.movedim(dim, -1).double() / t, changes.movedim(dim, -1).double() / t
+        rest, k, tiny = len(changes) - 1, f.shape[-1], torch.finfo(torch.float64).tiny
+        own, with_sum = c.square().sum(0) / rest, (c * c.sum(-1, keepdim=True)).sum(0) / rest  # Σ_kk, Σ_l Σ_kl
+        total = with_sum.sum(-1, keepdim=True).clamp_min(tiny)
+        f = f - with_sum * f.sum(-1, keepdim=True) / total
+        own = (own - with_sum.square() / total).clamp_min(1e-12)
+        log_alpha = (1.0 - 2.0 / k + (f + (-f).logsumexp(-1, keepdim=True)).exp() / k**2).log() - own.log()
+        return log_alpha.softmax(-1).movedim(-1, dim).to(outputs.dtype)
+
+    def nll(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
+        """Return minus the log probability of each example's labels, summed over its positions."""
+        dim = self._dimension(outputs, targets)
+        wide = None if variance is None else variance.double()
+        return self.loss(self._logits(outputs.double(), wide, dim), targets)
+
+    def n_targets(self, outputs: Tensor, targets: Tensor) -> int:
+        """Return the number of positions whose label counts."""
+        if targets.is_floating_point():
+            return outputs.numel() // outputs.shape[self._dimension(outputs, targets)]
+        return int((targets != self.ignore_index).sum())
+
+    @property
+    def _classes(self) -> int:
+        """The dimension of the classes."""
+        return -1 if self.class_dim is None else self.class_dim
+
+    def _logits(self, outputs: Tensor, variance: Tensor | None, dim: int) -> Tensor:
+        logits = outputs / self.temperature
+        if variance is None:
+            return logits
+        return shrunk(logits - logits.amax(dim, keepdim=True), variance / self.temperature**2)
 
     def accuracy(self, probs: Tensor, targets: Tensor) -> float:
         """Return the share of right classes, among the positions that count."""

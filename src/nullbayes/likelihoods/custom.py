@@ -17,7 +17,7 @@ class CustomLoss(Likelihood):
 
     function: LossFn
     name: str = "custom"
-    has_probabilities = False
+    has_probabilities = has_closed_form = False
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse a loss that is reduced, or not finite."""
@@ -41,3 +41,14 @@ class CustomLoss(Likelihood):
         """Refuse: the curvature of a loss of one's own is not known here."""
         msg = "hessian=True needs a built-in likelihood; with a loss of your own use LossJacobian, or hessian=False."
         raise LikelihoodError(msg)
+
+    def nll(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
+        """Return the loss of each example, which stands for minus a log-likelihood; there is no closed form."""
+        if variance is not None:
+            msg = "There is no closed form of the predictive density for a loss of your own."
+            raise LikelihoodError(msg)
+        return self.loss(outputs, targets).double()
+
+    def n_targets(self, outputs: Tensor, targets: Tensor) -> int:
+        """Return the number of examples: a loss of one's own does not say how many targets it is of."""
+        return len(outputs)

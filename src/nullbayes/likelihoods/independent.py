@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from nullbayes.errors import LikelihoodError
-from nullbayes.likelihoods.base import Likelihood, alike, softplus
+from nullbayes.likelihoods.base import Likelihood, alike, shrunk, softplus
 
 
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
-    """Independent logits, each with a target 0 or 1: "binary" has one, "multilabel" several."""
+    """Independent logits, each with a target 0 or 1: "binary" has one, "multilabel" several.
+
+    Predicted probabilities are those of the logits divided by ``temperature``.
+    """
 
     name: str
+    temperature: float = 1.0
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse the wrong number of logits, and targets that are not 0 or 1."""
@@ -41,14 +45,30 @@ class Bernoulli(Likelihood):
         signs = 1.0 - 2.0 * targets.reshape(outputs.shape).to(outputs.dtype)
         return softplus(signs * outputs).flatten(1).sum(1)
 
+    def nll(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
+        """Return minus the log probability of each example's labels."""
+        return self.loss(self._logits(outputs.double(), None if variance is None else variance.double()), targets)
+
+    def settings(self) -> dict[str, float | int | None]:
+        """Return the temperature."""
+        return {"temperature": self.temperature}
+
+    def tempered(self, temperature: float) -> Likelihood:
+        """Return the likelihood with logits divided by the temperature."""
+        return replace(self, temperature=temperature)
+
     def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
         """Multiply by sqrt(p (1 − p))."""
         p = outputs.sigmoid()
         return values * (p * (1 - p)).sqrt()
 
-    def probabilities(self, outputs: Tensor) -> Tensor:
-        """Return the sigmoid."""
-        return outputs.sigmoid()
+    def probabilities(self, outputs: Tensor, variance: Tensor | None = None) -> Tensor:
+        """Return the sigmoid, of logits that a variance shrinks."""
+        return self._logits(outputs, variance).sigmoid()
+
+    def _logits(self, outputs: Tensor, variance: Tensor | None) -> Tensor:
+        logits = outputs / self.temperature
+        return logits if variance is None else shrunk(logits, variance / self.temperature**2)
 
     def entropy_terms(self, probs: Tensor) -> Tensor:
         """Return the entropies of the two-sided coins."""
@@ -72,6 +92,7 @@ class Regression(Likelihood):
 
     sigma_noise: float | None = None
     name: str = "regression"
+    temperature: float = 1.0
     has_probabilities = False
 
     def __post_init__(self) -> None:
@@ -99,17 +120,26 @@ class Regression(Likelihood):
         residual = (outputs - targets.reshape(outputs.shape).to(outputs.dtype)) / (self.sigma_noise or 1.0)
         return 0.5 * residual.square().flatten(1).sum(1)
 
-    def constant(self, n_outputs: int) -> float:
-        """Return the logarithm of a Gaussian's normalization, for each output."""
-        return n_outputs * math.log((self.sigma_noise or 1.0) * math.sqrt(2.0 * math.pi))
+    def nll(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
+        """Return minus the log density of a Gaussian with the variance of the noise and, where given, of the output."""
+        residual = outputs.double() - targets.reshape(outputs.shape).double()
+        total = torch.full_like(residual, (self.sigma_noise or 1.0) ** 2)
+        if variance is not None:
+            total += variance
+        return 0.5 * (residual.square() / total + (2.0 * math.pi * total).log()).flatten(1).sum(1)
+
+    def tempered(self, temperature: float) -> Likelihood:
+        """Return the likelihood with a noise variance times the temperature."""
+        sigma = (self.sigma_noise or 1.0) * math.sqrt(temperature / self.temperature)
+        return replace(self, sigma_noise=sigma, temperature=temperature)
 
     def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
         """Divide by the standard deviation."""
         return values / (self.sigma_noise or 1.0)
 
     def settings(self) -> dict[str, float | int | None]:
-        """Return the standard deviation."""
-        return {"sigma_noise": self.sigma_noise}
+        """Return the standard deviation, and the temperature that is in it."""
+        return {"sigma_noise": self.sigma_noise, "temperature": self.temperature}
 
     def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
         """Return the likelihood with the standard deviation of the residuals."""

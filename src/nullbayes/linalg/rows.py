@@ -62,6 +62,10 @@ class Rows(ABC):
         Rows that belong together (the outputs of one example): blocks are cut at multiples of it.
     block_rows : int or None
         The block size that a projector takes when it is not told another; None lets it choose.
+    spares_short_rows : bool
+        Whether rows that are short beside the others need not be held as closely as they are. Projectors then scale
+        rows to unit length only if they are longer than a third of the tolerance times the root mean square length:
+        all shorter ones together change by less than the tolerance allows.
     working_bytes : int
         How much may be in memory for a moment while rows are formed or multiplied, beside rows that are held, vectors
         and results. What goes part by part takes its parts by it. Settable.
@@ -73,6 +77,7 @@ class Rows(ABC):
     device: torch.device
     granule: int = 1
     block_rows: int | None = None
+    spares_short_rows: bool = False
     _working_bytes: int | None = None
     _frobenius: float | None = None
 
@@ -210,10 +215,18 @@ class Rows(ABC):
             raise NullBayesError(msg)
         return lengths
 
-    def unit_scale(self) -> Tensor:  # (R,)
-        """Return what scales each row to unit length, in float64; 0 for rows that are zero in their own precision."""
+    def unit_scale(self, rtol: float = 0.0) -> Tensor:  # (R,)
+        """Return what scales each row to unit length, in float64; 0 for rows that are zero in their own precision.
+
+        Rows that are spared at a tolerance are scaled as the longest of them would be.
+        """
         lengths, tiny = self.lengths(), torch.finfo(self.dtype).tiny
-        return torch.where(lengths > tiny, 1.0 / lengths.clamp_min(tiny), 0.0)
+        least = max(tiny, self.spared(rtol) * float(lengths.square().mean().sqrt()))
+        return torch.where(lengths > tiny, 1.0 / lengths.clamp_min(least), 0.0)
+
+    def spared(self, rtol: float) -> float:
+        """Return the length, relative to the root mean square of all, up to which rows are spared at a tolerance."""
+        return rtol / 3.0 if self.spares_short_rows else 0.0
 
     def frobenius(self) -> float:
         """Return the Frobenius norm of the matrix, estimated once from a few Gaussian vectors."""

@@ -64,16 +64,21 @@ class GramFactor:
         return (solved * self.scale).to(vectors.dtype)
 
 
-def _equilibrate(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale ``gram`` in place to a unit diagonal (one where a row is zero); return it and the scales."""
+def _equilibrate(gram: Tensor, spared: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Scale ``gram`` in place to a unit diagonal (one where a row is zero); return it and the scales.
+
+    Rows up to ``spared`` times the root mean square length are scaled as one of that length would be, and keep a
+    diagonal below one.
+    """
     diagonal = gram.diagonal().clone()
     if not torch.isfinite(diagonal).all():
         msg = "A Gram matrix holds NaN or Inf: look for them in the rows, or for entries whose squares overflow."
         raise NullBayesError(msg)
-    alive = diagonal > torch.finfo(gram.dtype).tiny
-    scale = torch.where(alive, diagonal.clamp_min(torch.finfo(gram.dtype).tiny).rsqrt(), 0.0)
+    tiny = torch.finfo(gram.dtype).tiny
+    alive, least = diagonal > tiny, max(tiny, spared**2 * float(diagonal.mean()))
+    scale = torch.where(alive, diagonal.clamp_min(least).rsqrt(), 0.0)
     gram.mul_(scale).mul_(scale[:, None])
-    gram.diagonal().copy_(torch.ones_like(scale))
+    gram.diagonal().copy_(torch.where(alive, diagonal.clamp_max(least) / least, 1.0))
     return gram, scale
 
 
@@ -102,16 +107,17 @@ def factor_exact(form: Callable[[], Tensor], cutoff: float) -> GramFactor:
     return GramFactor(scale, None, basis[:, keep].contiguous(), eigenvalues[keep], int(keep.sum()), 0.0)
 
 
-def factor_truncated(gram: Tensor, rtol: float, cutoff: float) -> GramFactor:
+def factor_truncated(gram: Tensor, rtol: float, cutoff: float, spared: float = 0.0) -> GramFactor:
     r"""Factor the fewest leading directions of the equilibrated rows that hold all but ``rtol`` of them.
 
-    See :func:`leading` for what is held; never more than lie above ``cutoff``. ``gram`` is overwritten.
+    See :func:`leading` for what is held; never more than lie above ``cutoff``. ``gram`` is overwritten. Rows up to
+    ``spared`` times the root mean square length are not scaled to unit length.
     """
-    gram, scale = _equilibrate(gram)
-    gram.diagonal().copy_((scale > 0).to(gram.dtype))
+    gram, scale = _equilibrate(gram, spared)
+    gram.diagonal().mul_(scale > 0)
     eigenvalues, basis = torch.linalg.eigh(gram)
     eigenvalues = eigenvalues.clamp_min(0.0)
-    lengths = torch.where(scale > 0, 1.0 / scale.clamp_min(torch.finfo(scale.dtype).tiny), 0.0)
+    lengths = torch.where(scale > 0, 1.0 / scale.clamp_min(torch.finfo(scale.dtype).tiny), 0.0)  # as scaled
     # a unit vector B̃⊤u/√λ̃ changes the rows by λ̃ Σ (length · u)²
     energies = eigenvalues * (lengths.square() @ basis.square())
     start = max(leading(eigenvalues, energies, rtol), int((eigenvalues <= cutoff * eigenvalues[-1]).sum()))
@@ -131,7 +137,9 @@ def leading(eigenvalues: Tensor, energies: Tensor, rtol: float) -> int:
     return min(stay)
 
 
-def factor_shifted(form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: float = 0.0) -> GramFactor:
+def factor_shifted(
+    form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: float = 0.0, spared: float = 0.0
+) -> GramFactor:
     r"""Factor :math:`G + \delta D^2` by Cholesky, in the place of :math:`G`.
 
     For iterations that project again and again: :math:`I - B^\top (G + \delta D^2)^{-1} B` is symmetric with
@@ -148,9 +156,11 @@ def factor_shifted(form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: f
         In which products with the rows are computed.
     shift : float
         The least :math:`\delta`.
+    spared : float
+        Rows up to so many times the root mean square length count in :math:`D` as if they had that length.
     """
     while True:
-        gram, scale = _equilibrate(form())
+        gram, scale = _equilibrate(form(), spared)
         shift = max(shift, least_shift(len(gram), rows_dtype, gram.dtype))
         gram.diagonal().add_(shift)
         if cholesky_(gram):

@@ -13,6 +13,7 @@ from nullbayes.jacobian.network import OutputFn
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.base import SamplePosterior as SamplePosterior
 from nullbayes.posteriors.checkpoint import KIND as _CHECKPOINT
+from nullbayes.posteriors.files import from_file
 from nullbayes.posteriors.header import check_header
 from nullbayes.posteriors.loss_projected import LossProjectedPosterior as LossProjectedPosterior
 from nullbayes.posteriors.projected import ProjectedPosterior as ProjectedPosterior
@@ -55,7 +56,7 @@ def load(
         raise FileError(msg)
     check_header(header)
     try:
-        return KINDS[header["kind"]]._from_file(tensors, header, model, asked, batch_fn, output_fn)
+        return from_file(KINDS[header["kind"]], tensors, header, model, asked, batch_fn, output_fn)
     except FileError:
         raise
     except NullBayesError as error:

@@ -15,18 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes import io, priors
-from nullbayes.errors import DataError, FileError, NotFittedError, SettingsError
+from nullbayes.errors import DataError, NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.modules import unwrapped
 from nullbayes.jacobian.network import Network, OutputFn, Selection, the_output
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.copies import Copied
 from nullbayes.posteriors.numbers import positive, whole
+from nullbayes.posteriors.promise import Answers, best_scale
 from nullbayes.posteriors.report import FitCheck
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Prediction, mean_nll, predict, score
+from nullbayes.predictive import Prediction, centred, default_link, nll, predict, score, summarize
 
 _CHUNK = 8192  # examples times samples in memory at a time
 
@@ -42,7 +42,7 @@ class SamplePosterior(Copied):
         "classification", "binary", "multilabel", "regression", or a per-example loss.
     parameters : None, str, iterable of str, or callable
         Which parameters vary: names, globs, or a predicate (name, parameter).
-    prior_precision : "optimal", "paper" or float
+    prior_precision : "auto", "optimal", "paper" or float
         See the property of that name.
     batch_fn : callable, optional
         Turns a batch of the loader into ``(inputs, targets)``.
@@ -51,6 +51,7 @@ class SamplePosterior(Copied):
     """
 
     _fewest = 2  # samples that a file may hold: as many as a variance needs
+    _link = default_link("linearized")
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class SamplePosterior(Copied):
         likelihood: str | Likelihood | LossFn = "classification",
         *,
         parameters: Selection = None,
-        prior_precision: str | float = "optimal",
+        prior_precision: str | float = "auto",
         batch_fn: BatchFn | None = None,
         output_fn: OutputFn | None = None,
     ) -> None:
@@ -99,8 +100,14 @@ class SamplePosterior(Copied):
     def prior_precision(self) -> float:
         r"""The prior precision :math:`\alpha` in use.
 
-        May be set to a positive number, to "optimal" (rank over the squared norm of the parameters), or to "paper" (its
-        reciprocal, as the paper prints it). Nothing is computed again.
+        May be set, and nothing is computed again:
+
+        - "auto" is "optimal", raised as far as it takes to predict inputs like the training data as well as the network
+          does. How far is measured during the fit, on training examples; see :mod:`nullbayes.posteriors.promise`.
+        - "optimal" is the rank of the rows over the squared norm of the parameters, the maximum of the evidence of the
+          linearized model. It becomes tiny where rows are few beside parameters, and then ruins predictions.
+        - "paper" is the reciprocal of "optimal", as the paper prints it.
+        - A positive number is itself.
         """
         if self._precision is None:
             _ = self.directions  # says what to do
@@ -117,7 +124,24 @@ class SamplePosterior(Copied):
         if not isinstance(rule, str):
             return float(rule)
         optimal = priors.closed_form(self._network.n_parameters, self._kernel_dimension, self._theta_squared())
-        return optimal if rule == "optimal" else 1.0 / optimal
+        return 1.0 / optimal if rule == "paper" else optimal
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of the likelihood in predictions: logits are divided by it, a noise variance is multiplied.
+
+        1 after a fit, unless :meth:`tune` or ``fit(..., held_out=loader)`` chose another; may be set.
+        """
+        return self._likelihood.temperature
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        number = positive(value)
+        if number is None:
+            msg = f"temperature must be a positive number, not {value!r}."
+            raise SettingsError(msg)
+        if number != self._likelihood.temperature:
+            self._likelihood = self._likelihood.tempered(number)
 
     def _theta_squared(self) -> float:
         return float(self._network.theta.double().square().sum())
@@ -168,7 +192,9 @@ class SamplePosterior(Copied):
     # --- predictions ----------------------------------------------------------------------------------------------
 
     @full_precision()
-    def predict(self, x: Any, *, pred_type: str = "linearized", n_samples: int | None = None) -> Prediction:
+    def predict(
+        self, x: Any, *, pred_type: str = "linearized", n_samples: int | None = None, link_approx: str | None = None
+    ) -> Prediction:
         """Predict for inputs, or for a loader of them.
 
         Parameters
@@ -180,6 +206,12 @@ class SamplePosterior(Copied):
             The linearized network, for which the theory holds, or the network at the sampled parameters.
         n_samples : int, optional
             Use only the first so many samples.
+        link_approx : "margin", "probit", "bridge" or "mc", optional
+            How probabilities are averaged over the posterior. "margin", the default for linearized predictions, shrinks
+            the distance of each logit to that of the predicted class by its variance: no Monte Carlo noise, and the
+            predicted class is always the network's. "probit" shrinks each logit by its own variance and "bridge" is the
+            Laplace bridge, both as in laplace-torch; "mc" is the mean of the samples' probabilities, the default for
+            sampled predictions. For binary and multilabel likelihoods "margin" and "probit" are the same.
         """
         self._network.check_unchanged()
         if n_samples == 1:
@@ -191,6 +223,7 @@ class SamplePosterior(Copied):
             x,
             self._deviations(n_samples),
             pred_type=pred_type,
+            link=link_approx,
             batch_fn=self._batch_fn,
         )
 
@@ -212,7 +245,7 @@ class SamplePosterior(Copied):
         return self.predict(x).variance
 
     def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the network's outputs (N, ...), the change at precision 1 (S, N, ...), and the targets."""
+        """Return the network's outputs (N, ...), the centred change at precision 1 (S, N, ...), and the targets."""
         self._network.check_unchanged()
         examples = Examples(loader, self._batch_fn, self._network.device)
         outputs, changes, targets = [], [], []
@@ -221,27 +254,28 @@ class SamplePosterior(Copied):
             own, change = linearized(self._network, x, self.directions)
             self._likelihood.check(own, y)
             outputs.append(own)
-            changes.append(change)
+            changes.append(centred(change))
             targets.append(y)
         return torch.cat(outputs), torch.cat(changes, dim=1), torch.cat(targets)
 
     @full_precision()
     def check_fit(self, loader: Iterable[Any]) -> FitCheck:
-        """Measure how far mean predictions and accuracy moved from the network's own on some data."""
+        """Measure how far predictions, their likelihood and accuracy moved from the network's own on some data."""
         outputs, changes, targets = self._evaluate(loader)
-        samples = outputs + changes / self.prior_precision**0.5
-        counted = self._counted(outputs, targets)
-        shift = (samples.mean(0) - outputs)[counted]
+        changes = changes / self.prior_precision**0.5
+        counted, likelihood = self._counted(outputs, targets), self._likelihood
+        shift = changes.mean(0)[counted]
+        mean, changes = outputs + changes.mean(0), centred(changes)
         return FitCheck(
             n_data=len(outputs),
             mean_shift=float(shift.square().mean().sqrt()),
             max_shift=float(shift.abs().max()),
-            std=float(samples.var(0)[counted].mean().sqrt()),
-            output_std=self._likelihood.spread(outputs, targets),
-            nll_model=mean_nll(outputs[None], targets, self._likelihood),
-            nll_posterior=mean_nll(samples, targets, self._likelihood),
-            accuracy_model=self._accuracy(outputs[None], targets),
-            accuracy_posterior=self._accuracy(samples, targets),
+            std=float(changes.var(0)[counted].mean().sqrt()),
+            output_std=likelihood.spread(outputs, targets),
+            nll_model=nll(likelihood, outputs, None, targets),
+            nll_posterior=nll(likelihood, mean, changes, targets, self._link),
+            accuracy_model=self._accuracy(outputs, None, targets),
+            accuracy_posterior=self._accuracy(mean, changes, targets),
         )
 
     def _counted(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -253,24 +287,46 @@ class SamplePosterior(Copied):
             raise DataError(msg)
         return counted
 
-    def _accuracy(self, samples: Tensor, targets: Tensor) -> float | None:
-        if not self._likelihood.has_probabilities:
+    def _accuracy(self, mean: Tensor, changes: Tensor | None, targets: Tensor) -> float | None:
+        likelihood = self._likelihood
+        if not likelihood.has_probabilities:
             return None
-        return self._likelihood.accuracy(self._likelihood.probabilities(samples).mean(0), targets)
+        if changes is None:
+            return likelihood.accuracy(likelihood.probabilities(mean), targets)
+        probs = summarize(mean, changes, likelihood, self._link).probs
+        assert probs is not None
+        return likelihood.accuracy(probs, targets)
 
-    # --- prior precision --------------------------------------------------------------------------------------------
+    # --- prior precision and temperature ------------------------------------------------------------------------------
 
     def _tune_nll(self, loader: Iterable[Any]) -> float:
         outputs, changes, targets = self._evaluate(loader)
         self._counted(outputs, targets)
-
-        def objective(alpha: float) -> float:
-            return -mean_nll(outputs + changes / alpha**0.5, targets, self._likelihood)
-
+        found = Answers(self._likelihood, outputs, changes, targets)
         start = self.prior_precision
         with contextlib.suppress(SettingsError):  # whatever was found before: the answer depends on the data alone
             start = self._resolve_precision("optimal")
-        return priors.maximize(objective, start, "held-out likelihood")
+        return priors.maximize(lambda alpha: -found.nll(alpha), start, "held-out likelihood")
+
+    @full_precision()
+    def tune(self, loader: Iterable[Any]) -> Self:
+        """Choose the prior precision and the temperature together, by the likelihood of held-out data.
+
+        An infinite precision is temperature scaling, so that on these data the result is no worse than temperature
+        scaling, nor than the network itself, by more than 1e-5 nats a target. The variance is used as far as it helps
+        by more than two standard errors; where it does not, it is kept as large as it can be without doing harm, so
+        that scores still tell inputs apart.
+
+        Parameters
+        ----------
+        loader : iterable of batches
+            Data that the network was not trained on; a thousand examples are plenty.
+        """
+        outputs, changes, targets = self._evaluate(loader)
+        self._counted(outputs, targets)
+        alpha, temperature = best_scale(Answers(self._likelihood, outputs, changes, targets))
+        self.prior_precision, self.temperature = alpha, temperature
+        return self
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -286,6 +342,7 @@ class SamplePosterior(Copied):
             "parameters": list(zip(self._network.names, self._network.shapes, strict=True)),
             "fingerprint": self._network.fingerprint(),
             "prior_precision": self.prior_precision,
+            "precision_rule": self._precision_rule if isinstance(self._precision_rule, str) else "",
             "kernel_dimension": self._kernel_dimension,
             "likelihood": {"name": self._likelihood.name, **self._likelihood.settings()},
             "output_fn": self._network.output_fn is not the_output,
@@ -308,71 +365,12 @@ class SamplePosterior(Copied):
     def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         """Take up what a method added to the file."""
 
-    @classmethod
-    def _from_file(
-        cls,
-        tensors: Mapping[str, Tensor],
-        header: Mapping[str, Any],
-        model: nn.Module,
-        likelihood: str | Likelihood | LossFn | None,
-        batch_fn: BatchFn | None,
-        output_fn: OutputFn | None,
-    ) -> Self:
-        model = unwrapped(model)
-        names = [name for name, _ in header["parameters"]]
-        here = dict(model.named_parameters())
-        missing = next((name for name in names if name not in here), None)
-        if missing is not None:
-            msg = f"The file belongs to a model of another structure: it has {missing!r}, which this model has not."
-            raise FileError(msg)
-        if header["output_fn"] is not (output_fn is not None):
-            other = "without" if output_fn is not None else "with"
-            msg = f"The posterior was fitted {other} an output_fn of your own: load it as it was fitted."
-            raise FileError(msg)
-        stored = dict(header["likelihood"])
-        if isinstance(likelihood, Likelihood) and likelihood.name != stored["name"]:
-            given = likelihood.name
-            msg = f"The posterior was fitted with a {stored['name']} likelihood, not with {given}: leave it out."
-            raise FileError(msg)
-        if likelihood is None:
-            if stored["name"] == "custom":
-                msg = (
-                    "The posterior was fitted with a loss of your own, which a file cannot hold: "
-                    "pass load(..., likelihood=loss)."
-                )
-                raise FileError(msg)
-            likelihood = resolve(stored.pop("name"), **stored)
-        wanted = set(names)
-        posterior = cls(
-            model, likelihood, parameters=lambda name, _: name in wanted, batch_fn=batch_fn, output_fn=output_fn,
-            prior_precision=float(header["prior_precision"]),
-        )  # fmt: skip
-        network = posterior._network
-        io.check_model(header, network.names, network.shapes, network.fingerprint())
-        directions = tensors.get("directions", torch.zeros(0))
-        size, dtype = network.n_parameters, network.dtype
-        few = directions.ndim != 2 or len(directions) < cls._fewest
-        if few or directions.shape[1] != size or directions.dtype != dtype:
-            msg = (
-                f"The file's directions are {directions.dtype} of shape {tuple(directions.shape)}, the model needs "
-                f"{dtype} of shape (samples, {size}): it was altered, fit and save again."
-            )
-            raise FileError(msg)
-        if not torch.isfinite(directions).all():
-            msg = "The file's directions are not finite: it was altered, fit and save again."
-            raise FileError(msg)
-        network.trained_on = header["inputs"]
-        posterior._directions = directions.to(network.device)
-        posterior._kernel_dimension = float(header["kernel_dimension"])
-        posterior._restore(tensors, header)
-        return posterior
-
 
 def _check_precision(value: str | float) -> str | float:
     if isinstance(value, str):
-        if value in ("optimal", "paper"):
+        if value in ("auto", "optimal", "paper"):
             return value
     elif (number := positive(value)) is not None:
         return number
-    msg = f'prior_precision must be a positive number, "optimal" or "paper", not {value!r}.'
+    msg = f'prior_precision must be a positive number, "auto", "optimal" or "paper", not {value!r}.'
     raise SettingsError(msg)

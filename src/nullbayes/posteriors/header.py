@@ -65,23 +65,30 @@ def _parameter(value: Any) -> bool:
     return isinstance(shape, list) and len(shape) <= 64 and all(map(_count, shape))  # more dimensions no tensor has
 
 
+_TEMPERATURE: Mapping[str, Test] = {"temperature": _positive}
 _LIKELIHOODS: Mapping[str, Mapping[str, Test]] = {
-    "classification": {"class_dim": _or_none(_dimension), "ignore_index": _integer},
-    "regression": {"sigma_noise": _or_none(_positive)},
-    "binary": {}, "multilabel": {}, "custom": {},
+    "classification": {"class_dim": _or_none(_dimension), "ignore_index": _integer, **_TEMPERATURE},
+    "regression": {"sigma_noise": _or_none(_positive), **_TEMPERATURE},
+    "binary": _TEMPERATURE, "multilabel": _TEMPERATURE, "custom": {},
+}  # fmt: skip
+_PROMISE: Mapping[str, Test] = {
+    "n_apart": _count, "n_trial": _count, "needed_apart": _not_negative, "needed_inside": _not_negative,
+    "decided_by": _text, "apart_std": _not_negative, "nll_network": _number, "nll_posterior": _number,
+    "accuracy_network": _or_none(_not_negative), "accuracy_posterior": _or_none(_not_negative),
 }  # fmt: skip
 _REPORT: Mapping[str, Test] = {
     "projector": _text, "reason": _text, "route": _text, "n_data": _count, "n_rows": _count,
     "tolerance": _not_negative, "sweeps": _count, "residual": _list_of(_not_negative), "converged": _flag,
     "traces": _list_of(_number), "rank": _or_none(_count), "output_std": _not_negative, "seed": _count,
     "train_std": _not_negative, "peak_memory": _or_none(_count),
-    "data": _text,
+    "data": _text, "promise": _or_none(_fields),
     "notes": lambda value: isinstance(value, list) and len(value) <= MOST_NOTES and all(map(_text, value)),
     "seconds": lambda value: _fields(value) and all(map(_not_negative, value.values())),
 }  # fmt: skip
 _COMMON: Mapping[str, Test] = {
     "format_version": _count, "kind": _text, "parameters": _list_of(_parameter), "fingerprint": _text,
-    "prior_precision": _positive, "kernel_dimension": _not_negative, "likelihood": _fields, "report": _fields,
+    "prior_precision": _positive, "precision_rule": lambda value: value in ("", "auto", "optimal", "paper"),
+    "kernel_dimension": _not_negative, "likelihood": _fields, "report": _fields,
     "output_fn": _flag, "inputs": _text,
 }  # fmt: skip
 _BASELINE_REPORT: Mapping[str, Test] = {
@@ -108,6 +115,8 @@ def check_header(header: Mapping[str, Any]) -> None:
         _altered("likelihood.name", name)
     _check({"name": _text, **_LIKELIHOODS[name]}, header["likelihood"], "likelihood.")
     _check(_REPORT if "based" in _OWN[kind] else _BASELINE_REPORT, header["report"], "report.")
+    if header["report"].get("promise") is not None:
+        _check(_PROMISE, header["report"]["promise"], "report.promise.")
     rank, n_parameters = header["report"]["rank"], sum(math.prod(shape) for _, shape in header["parameters"])
     if rank is not None and rank > n_parameters:
         _altered("report.rank", rank)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import math
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -30,13 +29,16 @@ from nullbayes.posteriors.exact import ExactVariances
 from nullbayes.posteriors.header import MOST_NOTES
 from nullbayes.posteriors.numbers import whole
 from nullbayes.posteriors.progress import Progress
-from nullbayes.posteriors.report import FitReport, warn_of
+from nullbayes.posteriors.promise import Promise, inspected
+from nullbayes.posteriors.report import FitReport, added, check_same_data, dimension, warn_of
 from nullbayes.posteriors.resources import Meter
 from nullbayes.posteriors.setup import Asked, Setup, set_up, within_memory
+from nullbayes.posteriors.sigma import with_noise
 from nullbayes.posteriors.spread import train_std
+from nullbayes.posteriors.trial import run_trial
 from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
-from nullbayes.projectors import Iterative, Outcome, Projector, mean_and_error, traces
+from nullbayes.projectors import Iterative, Outcome, Projector, traces
 
 _ON_TRAINING_DATA = ("_rows", "_state", "_exact", "_projector", "_jacobian", "_built")  # and only as long as needed
 
@@ -51,7 +53,8 @@ class KernelPosterior(SamplePosterior):
     _exact: ExactVariances | None = None
     _base: noise.Base | None = None
     _report: dict[str, Any] | None = None
-    _underfit_advice = "The posterior underfits: use a smaller tolerance or a larger prior_precision."
+    _tolerance: float  # of a fit that is not told another
+    _underfit_advice = 'The posterior underfits: use prior_precision="auto", a larger one, or a smaller tolerance.'
 
     @abstractmethod
     def _open_rows(self, examples: Examples) -> JacobianRows:
@@ -64,8 +67,9 @@ class KernelPosterior(SamplePosterior):
         loader: Iterable[Any],
         n_samples: int = 30,
         *,
+        held_out: Iterable[Any] | None = None,
         projector: str | Projector = "auto",
-        tolerance: float = 1e-2,
+        tolerance: float | None = None,
         base: noise.Base | None = None,
         generator: torch.Generator | None = None,
         memory_limit: int | str | None = None,
@@ -80,10 +84,14 @@ class KernelPosterior(SamplePosterior):
             The training data, unshuffled and without augmentation.
         n_samples : int
             How many.
+        held_out : iterable of batches, optional
+            Data that the network was not trained on: the prior precision and the temperature are then chosen by their
+            likelihood, whatever ``prior_precision`` says; see :meth:`tune`.
         projector : "auto" or Projector
             How to project; "auto" chooses by rows, parameters and memory, and says why in the report.
-        tolerance : float
-            What may be left of the noise's change of the training outputs, relative, for "auto".
+        tolerance : float, optional
+            The fraction of the noise's effect on the training outputs (default 0.01), or losses (0.03), that may
+            remain, for "auto".
         base : Tensor (S, P), mapping of named tensors (S, ...), or callable (n, generator) -> either
             Noise to project instead of N(0, I): samples of another posterior around the same parameters, as deviations
             from them. It carries its own scale, so "optimal" then means a precision of 1.
@@ -91,18 +99,14 @@ class KernelPosterior(SamplePosterior):
             The same seed gives the same samples, on any device.
         memory_limit : int or str, optional
             Bytes, or a string such as "8GB", to be used beside the model and the data; default 60 % of what is free,
-            85 % on a GPU. ``nb.plan`` tells beforehand what will be. On a CPU the process itself takes a few MiB more,
-            and the system's allocator may keep some tens of MiB that were freed. Where memory runs out all the same,
-            the fit plans again with half of it, or halves the blocks of the projector that was asked for, and says so
-            in the report's notes.
+            85 % on a GPU. ``nb.plan`` tells beforehand what will be. Where memory runs out all the same, the fit plans
+            again with half of it, or halves the blocks of the projector, and notes it in the report.
         checkpoint : path, optional
             A file in which an iterative projector keeps what it has reached, every few seconds. A fit that was killed,
-            or interrupted with Ctrl-C, is called again as before with the same path: it goes on at the stored sweep and
-            ends with the same samples, bit by bit, on the same machine. The seed is then the file's own; a generator
-            need not be given again. The file is written once before any work, and a fit that cannot do so fails at
-            once; later, when the disk is full, it warns and goes on. The file of another fit is refused, never
-            overwritten. It is removed when the fit has finished. Five vectors a sample are written, and are in host
-            memory once more while they are. Direct projectors have nothing to store.
+            or interrupted with Ctrl-C, is called again as before with the same path: it goes on at the stored sweep,
+            with the seed of the file, and ends with the same samples, bit by bit, on the same machine. A file that
+            cannot be written stops the fit at its start and is a warning later; that of another fit is refused. It is
+            removed when the fit has finished.
         progress : bool
             Show a bar, on a terminal.
         """
@@ -112,17 +116,24 @@ class KernelPosterior(SamplePosterior):
         self._base, self._likelihood = base, self._asked
         self._forget()  # what an earlier fit holds is memory for this one
         self._precision = self._report = None
+        tolerance = self._tolerance if tolerance is None else tolerance
         with Progress(show=progress) as bar, Checkpoint(checkpoint) as store:
             asked = Asked(self._open(loader, bar), n_samples, projector, tolerance, memory_limit)
             based = None if base is None else lambda seed: noise.based(self._network, base, seed, 0, n_samples)
             seed, setup = store.begin(asked, None if generator is None else noise.draw_seed(generator), based)
+            promise = None
+            if self._precision_rule == "auto" and held_out is None:
+                with self._meter.phase("trial"):
+                    promise = run_trial(asked, base, seed)
 
             def work(setup: Setup) -> None:
                 store.follow(setup)
-                self._report = {**self._build(asked, setup), "seed": seed}
+                self._report = {**self._build(asked, setup), "seed": seed, "promise": promise}
                 self._draw(n_samples, bar, store)
 
             within_memory(asked, setup, work, self._forget)
+        if held_out is not None:
+            self.tune(held_out)
         warn_of(self.report, self._underfit_advice)
         return self
 
@@ -147,7 +158,8 @@ class KernelPosterior(SamplePosterior):
                 going = True
                 while going and self.n_samples < wanted:
                     going = self._draw(min(now.at_once, wanted - self.n_samples), bar)
-                    self._note(notes)
+                    assert self._report is not None
+                    self._report["notes"] = tuple(dict.fromkeys([*self._report["notes"], *notes]))[-MOST_NOTES:]
 
             try:
                 single, first = dataclasses.replace(asked, n_samples=1), dataclasses.replace(setup, at_once=n_samples)
@@ -180,15 +192,11 @@ class KernelPosterior(SamplePosterior):
             self.release()
             new: dict[str, Any] = {}
             within_memory(asked, set_up(asked), lambda setup: new.update(self._build(asked, setup)), self.release)
-        before = self._report["n_rows"]
-        if new["n_rows"] != before:
+        try:
+            check_same_data(new, self._report)
+        except DataError:
             self.release()
-            msg = f"The posterior was fitted to {before} rows, these data have {new['n_rows']}: pass those again."
-            raise DataError(msg)
-        if new["data"] != self._report["data"]:
-            self.release()
-            msg = "These are other data than the posterior was fitted to: pass those again, in the same order."
-            raise DataError(msg)
+            raise
         return self
 
     def release(self) -> Self:
@@ -210,6 +218,10 @@ class KernelPosterior(SamplePosterior):
         with meter.phase("data"):
             examples = Examples(loader, self._batch_fn, network.device)
             rows = self._open_rows(examples)
+            fitted = with_noise(self._likelihood, rows)
+            if fitted is not rows.likelihood:
+                self._likelihood = fitted
+                rows = self._open_rows(examples)
         self._likelihood = rows.likelihood
         return rows
 
@@ -237,12 +249,6 @@ class KernelPosterior(SamplePosterior):
         new = self._build(asked, setup)
         self._report = {**self._report, **{name: new[name] for name in ("projector", "reason", "route")}}
 
-    def _note(self, notes: list[str]) -> None:
-        """Add to the notes of the report what is not among them."""
-        assert self._report is not None
-        every = tuple(dict.fromkeys([*self._report["notes"], *notes]))
-        self._report = {**self._report, "notes": every[-MOST_NOTES:]}
-
     @full_precision()
     def _draw(self, n_samples: int, bar: Progress, store: Checkpoint | None = None) -> bool:
         """Draw all of the samples or, where something fails, none; return whether nobody interrupted it."""
@@ -265,39 +271,32 @@ class KernelPosterior(SamplePosterior):
         measured = slice(0, n_samples) if self._base is None else slice(n_samples, None)
         estimates = traces(drawn[measured].to(new.device), projection.directions[measured])
         with self._meter.phase("measure"):
-            squares = (
-                train_std(self._jacobian, self._rows, new) ** 2,
-                report.get("train_std", 0.0) ** 2,
-            )
+            left = train_std(self._jacobian, self._rows, new)
         directions = new if self._directions is None else torch.cat([self._directions, new])
-        report["tolerance"] = max(report["tolerance"], self._projector.rtol)
-        report["residual"] += tuple(float(r) for r in info.residual[:n_samples])
-        report["converged"] &= bool(info.converged[:n_samples].all())
-        report["sweeps"] = max(report["sweeps"], info.sweeps)
-        report["traces"] += tuple(float(t) for t in estimates)
-        report["rank"] = info.rank
-        report["train_std"] = math.sqrt((n_samples * squares[0] + have * squares[1]) / (have + n_samples))
+        report |= added(report, info, estimates, left, self._projector.rtol, n_samples)
         report["seconds"], report["peak_memory"] = dict(self._meter.seconds), self._meter.peak()
         # at the end: whoever is interrupted has all or nothing
         self._directions, self._report, self._exact = directions, report, None
-        self._kernel_dimension = self._dimension()[0]
-        if self._precision_rule in ("optimal", "paper"):
+        self._kernel_dimension = dimension(report, self._network.n_parameters)[0]
+        if isinstance(self._precision_rule, str):
             self._precision = None  # the estimate of the rank has changed
+        if report["promise"] is not None:
+            with self._meter.phase("measure"):
+                closed = self._resolve_precision("optimal")
+                report["promise"] = inspected(report["promise"], self._jacobian, directions, closed, report["seed"])
+            report["seconds"] = dict(self._meter.seconds)
         return info.outcome is not Outcome.INTERRUPTED
 
     def _resolve_precision(self, rule: str | float) -> float:
+        if rule == "auto":
+            promise: Promise | None = None if self._report is None else self._report["promise"]
+            least = self._resolve_precision("optimal")
+            return least if promise is None else max(least, promise.needed)
         if isinstance(rule, str) and self._base is not None:
             return 1.0
         return super()._resolve_precision(rule)
 
     # --- what came of it ----------------------------------------------------------------------------------------------
-
-    def _dimension(self) -> tuple[float, float]:
-        assert self._report is not None
-        if self._report["rank"] is not None:
-            return float(self._network.n_parameters - self._report["rank"]), 0.0
-        estimates = torch.tensor(self._report["traces"], dtype=torch.float64, device="cpu")
-        return mean_and_error(estimates, self._network.n_parameters)
 
     @property
     def report(self) -> FitReport:
@@ -305,8 +304,9 @@ class KernelPosterior(SamplePosterior):
         if self._report is None or "train_std" not in self._report:
             msg = f"{type(self).__name__} has no report yet: call fit(loader) first."
             raise NotFittedError(msg)
-        size = self._network.n_parameters, self.n_samples
-        return FitReport.of(self._report, *size, *self._dimension(), self.prior_precision)
+        size = self._network.n_parameters
+        in_use = self.prior_precision, self.temperature, self._precision_rule
+        return FitReport.of(self._report, size, self.n_samples, *in_use)
 
     # --- more than samples --------------------------------------------------------------------------------------------
 
@@ -320,9 +320,8 @@ class KernelPosterior(SamplePosterior):
             The inputs.
         exact : bool
             Project the rows of :math:`J(x)` themselves, :math:`\|(I - A^+A) J_o(x)^\top\|^2/\alpha`: no Monte Carlo
-            error, at the price of one projection an output. An iterative projector takes the steps that it takes
-            for the samples, so that its tolerance leaves as much of a row as of the noise: it first projects some of
-            them again, then each row once for every number of sweeps that they took.
+            error, at the price of one projection per output. An iterative projector takes the steps that it took for
+            the samples: it projects some of them again, then each row once for every number of sweeps.
         """
         if not exact:
             return self.predict(x).variance
@@ -385,12 +384,15 @@ class KernelPosterior(SamplePosterior):
     def _header(self) -> dict[str, Any]:
         if self._report is None:
             return {}
-        return {"report": self._report, "based": self._base is not None}
+        promise = self._report["promise"]
+        stored = {**self._report, "promise": None if promise is None else dataclasses.asdict(promise)}
+        return {"report": stored, "based": self._base is not None}
 
     def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         report = dict(header["report"])
         for name in ("residual", "traces"):
             report[name] = tuple(float(v) for v in report[name])
+        report["promise"] = None if report["promise"] is None else Promise(**report["promise"])
         self._report = report
         self._base = noise.lost if header["based"] else None
         if self.report.n_samples != len(report["residual"]):

@@ -20,9 +20,10 @@ class LossProjectedPosterior(KernelPosterior):
         See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`.
     """
 
+    _tolerance = 3e-2
     _underfit_advice = (
         "The loss-projected posterior holds the losses to first order only: see check_fit(loader) for what that costs, "
-        "and raise prior_precision (optimize_prior_precision with method='nll' on held-out data) if it is too much."
+        "and use prior_precision='auto', or tune(held_out_loader), if it is too much."
     )
 
     def _open_rows(self, examples: Examples) -> JacobianRows:

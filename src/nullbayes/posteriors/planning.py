@@ -11,6 +11,8 @@ from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.posteriors.loss_projected import LossProjectedPosterior
+from nullbayes.posteriors.projected import ProjectedPosterior
 from nullbayes.posteriors.resources import host_memory_bytes, memory_limit_bytes
 from nullbayes.projectors import Plan, choose
 
@@ -26,7 +28,7 @@ def plan(
     parameters: Selection = None,
     batch_fn: BatchFn | None = None,
     output_fn: OutputFn | None = None,
-    tolerance: float = 1e-2,
+    tolerance: float | None = None,
 ) -> Plan:
     """Return the projector that a fit would take, why, and an estimate of its memory and work.
 
@@ -37,7 +39,8 @@ def plan(
     loss : bool
         Plan for the loss-projected posterior.
     """
-    kind = LossJacobian if loss else OutputJacobian
+    kind, posterior = (LossJacobian, LossProjectedPosterior) if loss else (OutputJacobian, ProjectedPosterior)
+    tolerance = posterior._tolerance if tolerance is None else tolerance
     rows = kind(model, loader, likelihood, parameters=parameters, batch_fn=batch_fn, output_fn=output_fn)
     limit = memory_limit_bytes(memory_limit, rows.device)
     host = host_memory_bytes(rows.device)

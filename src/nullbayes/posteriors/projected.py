@@ -28,13 +28,15 @@ class ProjectedPosterior(KernelPosterior):
         takes the identity.
     """
 
+    _tolerance = 1e-2
+
     def __init__(
         self,
         model: nn.Module,
         likelihood: str | Likelihood | LossFn = "classification",
         *,
         parameters: Selection = None,
-        prior_precision: str | float = "optimal",
+        prior_precision: str | float = "auto",
         batch_fn: BatchFn | None = None,
         output_fn: OutputFn | None = None,
         hessian: bool = False,

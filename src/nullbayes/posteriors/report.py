@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from nullbayes.errors import CollapseWarning, UnderfitWarning
+import torch
+
+from nullbayes.errors import CollapseWarning, DataError, UnderfitWarning
+from nullbayes.posteriors.promise import NATS, Promise
+from nullbayes.projectors import Info, mean_and_error
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,12 @@ class FitReport:
         Passes over the rows.
     prior_precision : float
         In use now.
+    precision_rule : str
+        "auto", "optimal" or "paper"; empty where it is a number.
+    temperature : float
+        In use now.
+    promise : Promise or None
+        What the default precision was chosen by; None where the precision was given, or chosen on held-out data.
     train_std : float
         Root mean square standard deviation that is left on the training outputs, in their own units, at that precision.
     output_std : float
@@ -63,6 +74,9 @@ class FitReport:
     converged: bool
     sweeps: int
     prior_precision: float
+    precision_rule: str
+    temperature: float
+    promise: Promise | None
     train_std: float
     output_std: float
     collapsed: bool
@@ -80,18 +94,20 @@ class FitReport:
         measured: Mapping[str, Any],
         n_parameters: int,
         n_samples: int,
-        dimension: float,
-        stderr: float,
         alpha: float,
+        temperature: float,
+        rule: str | float,
     ) -> Self:
-        """Make the report of what a fit has measured, for the prior precision ``alpha``."""
+        """Make the report of what a fit has measured, for the prior precision ``alpha`` in use by a rule."""
+        size, stderr = dimension(measured, n_parameters)
         same = ("projector", "reason", "route", "n_data", "n_rows", "tolerance", "converged", "sweeps", "output_std")
         return cls(
             **{name: measured[name] for name in (*same, "peak_memory")},
-            n_parameters=n_parameters, n_samples=n_samples, kernel_dimension=dimension, kernel_dimension_stderr=stderr,
+            n_parameters=n_parameters, n_samples=n_samples, kernel_dimension=size, kernel_dimension_stderr=stderr,
             residual=tuple(measured["residual"]), prior_precision=alpha, train_std=measured["train_std"] / alpha**0.5,
-            collapsed=dimension <= max(1.0, 1e-4 * n_parameters), seconds=dict(measured["seconds"]),
-            notes=tuple(measured["notes"]),
+            collapsed=size <= max(1.0, 1e-4 * n_parameters), seconds=dict(measured["seconds"]),
+            notes=tuple(measured["notes"]), temperature=temperature,
+            precision_rule=rule if isinstance(rule, str) else "", promise=measured["promise"] if rule == "auto" else None,
         )  # fmt: skip
 
     def __str__(self) -> str:
@@ -113,7 +129,9 @@ class FitReport:
                 "residual",
                 f"{max(self.residual):.1e} at worst, tolerance {self.tolerance:.1e} {within}, {self.sweeps} sweeps",
             ),
-            ("prior precision", f"{self.prior_precision:.4g}"),
+            ("prior precision", f"{self.prior_precision:.4g}{self._why()}"),
+            *([("temperature", f"{self.temperature:.3g}")] if self.temperature != 1.0 else []),
+            *([] if self.promise is None else [("promise", self._kept(self.promise))]),
             (
                 "std on training",
                 f"{self.train_std:.3g} (the outputs themselves spread by {self.output_std:.3g})",
@@ -123,6 +141,59 @@ class FitReport:
             *(("note", note) for note in self.notes),
         ]
         return "\n".join(f"{name:<17} {value}" for name, value in lines)
+
+    def _why(self) -> str:
+        """Say how the precision came about."""
+        if self.promise is None:
+            return f", {self.precision_rule}" if self.precision_rule else ""
+        if self.prior_precision > self.promise.needed:
+            return ", auto: the closed form, which keeps the promise as it is"
+        what = "accuracy" if self.promise.decided_by == "accuracy" else f"NLL within {NATS:g} nats"
+        where = "kept apart" if self.promise.needed_apart >= self.promise.needed_inside else "in the rows"
+        return f", auto: raised to keep the {what} on training examples {where}"
+
+    def _kept(self, promise: Promise) -> str:
+        """Say what became of the predictions on training data."""
+        nll = f"NLL {promise.nll_network:.4f} -> {promise.nll_posterior:.4f} on training examples"
+        if promise.accuracy_network is not None and promise.accuracy_posterior is not None:
+            nll += f", accuracy {promise.accuracy_network:.4f} -> {promise.accuracy_posterior:.4f}"
+        apart = promise.apart_std / self.prior_precision**0.5
+        return f"{nll}; std of inputs like them at most {apart:.3g}"
+
+
+def dimension(measured: Mapping[str, Any], n_parameters: int) -> tuple[float, float]:
+    """Return the dimension of the space that the samples live in, and its standard error."""
+    if measured["rank"] is not None:
+        return float(n_parameters - measured["rank"]), 0.0
+    return mean_and_error(torch.tensor(measured["traces"], dtype=torch.float64, device="cpu"), n_parameters)
+
+
+def added(
+    measured: Mapping[str, Any], info: Info, traces: Iterable[float], train_std: float, rtol: float, n_new: int
+) -> dict[str, Any]:
+    """Return what a fit has measured once ``n_new`` more samples are drawn."""
+    have = len(measured["residual"])
+    squares = n_new * train_std**2 + have * measured.get("train_std", 0.0) ** 2
+    return {
+        "tolerance": max(measured["tolerance"], rtol),
+        "residual": measured["residual"] + tuple(float(r) for r in info.residual[:n_new]),
+        "converged": measured["converged"] and bool(info.converged[:n_new].all()),
+        "sweeps": max(measured["sweeps"], info.sweeps),
+        "traces": measured["traces"] + tuple(float(t) for t in traces),
+        "rank": info.rank,
+        "train_std": math.sqrt(squares / (have + n_new)),
+    }
+
+
+def check_same_data(new: Mapping[str, Any], fitted: Mapping[str, Any]) -> None:
+    """Refuse other data than a posterior was fitted to."""
+    if new["n_rows"] != fitted["n_rows"]:
+        was, now = fitted["n_rows"], new["n_rows"]
+        msg = f"The posterior was fitted to {was} rows, these data have {now}: pass those again."
+        raise DataError(msg)
+    if new["data"] != fitted["data"]:
+        msg = "These are other data than the posterior was fitted to: pass those again, in the same order."
+        raise DataError(msg)
 
 
 def warn_of(report: FitReport, underfit_advice: str) -> None:
@@ -134,12 +205,31 @@ def warn_of(report: FitReport, underfit_advice: str) -> None:
             "Use a larger tolerance, the loss-projected posterior (one row an example), or fewer examples."
         )
         warnings.warn(message, CollapseWarning, stacklevel=3)
+    elif report.promise is not None:
+        _warn_of_promise(report, report.promise)
     elif report.train_std > 0.25 * report.output_std > 0:
         message = (
             f"On the training data the outputs vary by {report.train_std:.2g} (standard deviation), not small "
             f"beside their own spread of {report.output_std:.2g}. {underfit_advice}"
         )
         warnings.warn(message, UnderfitWarning, stacklevel=3)
+
+
+def _warn_of_promise(report: FitReport, promise: Promise) -> None:
+    if not promise.kept:
+        message = (
+            f"The posterior does not keep its promise: on training examples the negative log-likelihood goes from "
+            f"{promise.nll_network:.4g} to {promise.nll_posterior:.4g}. Use a larger prior_precision."
+        )
+        warnings.warn(message, UnderfitWarning, stacklevel=4)
+    elif report.prior_precision <= promise.needed and not promise.visible(report.prior_precision, report.output_std):
+        apart = promise.apart_std / report.prior_precision**0.5
+        message = (
+            f"To predict as well as the network does, the posterior keeps a standard deviation of only {apart:.2g} on "
+            f"inputs like the training data, whose outputs spread by {report.output_std:.2g}: it is next to nothing. "
+            "Scores still rank inputs. For a variance to read, pass held-out data, fit(loader, held_out=...)."
+        )
+        warnings.warn(message, CollapseWarning, stacklevel=4)
 
 
 @dataclass(frozen=True)
@@ -157,7 +247,7 @@ class FitCheck:
     output_std : float
         The spread of the network's own outputs, to compare these with.
     nll_model, nll_posterior : float
-        Minus the mean log-likelihood of an example: of the network, and of the mean prediction.
+        Minus the mean log-likelihood of a target: of the network, and of the posterior's prediction.
     accuracy_model, accuracy_posterior : float or None
         Share of right classes (or right labels); None for likelihoods without classes.
     """

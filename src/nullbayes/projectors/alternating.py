@@ -127,8 +127,8 @@ class Alternating(Iterative):
         size = self.block_size(rows)
         coarse = coarse_space(rows, self.coarse) if self.coarse else None
         if size == rows.n_rows > rows.n_columns:
-            return SweepState(rows, (primal_step(rows, shift=shift),), coarse)
-        steps = [dual_step(rows, *cut, precision=self.gram_dtype, shift=shift) for cut in rows.cuts(size)]
+            return SweepState(rows, (primal_step(rows, shift=shift, rtol=rtol),), coarse)
+        steps = [dual_step(rows, *cut, precision=self.gram_dtype, shift=shift, rtol=rtol) for cut in rows.cuts(size)]
         return SweepState(rows, steps, coarse)
 
     def block_size(self, rows: Rows) -> int:

@@ -73,7 +73,7 @@ class ExactDual(Projector):
             return DualState(rows, factor_exact(form, cutoff), cutoff)
         gram = form()
         typical = float(gram.trace().sqrt())
-        return DualState(rows, factor_truncated(gram, self.rtol, cutoff), cutoff, typical)
+        return DualState(rows, factor_truncated(gram, self.rtol, cutoff, rows.spared(self.rtol)), cutoff, typical)
 
     def apply(self, state: DualState, noise: Tensor, *, callback: Callback | None = None) -> Projection:
         """Project each row of ``noise`` (S, P)."""

@@ -63,7 +63,8 @@ class ExactPrimal(Projector):
     def prepare(self, rows: Rows) -> PrimalState:
         """Form the matrix and find its eigenvectors."""
         p = rows.n_columns
-        scaled = normal_matrix(rows, rows.unit_scale())  # the kernel does not depend on the lengths, the cut does
+        spared = self.rtol if self.truncate else 0.0
+        scaled = normal_matrix(rows, rows.unit_scale(spared))  # the kernel does not depend on the lengths, the cut does
         eigenvalues, vectors = torch.linalg.eigh(scaled)
         eigenvalues = eigenvalues.clamp_min(0.0)
         cut = relative_cutoff(p, rows.dtype) if self.cutoff is None else self.cutoff

@@ -68,23 +68,29 @@ class PrimalStep(Step):
         return self.factor.removed(vectors)
 
 
-def dual_step(rows: Rows, start: int, stop: int, *, precision: torch.dtype | None, shift: float) -> DualStep:
-    """Factor the Gram matrix of a block, in float64 if a lower precision makes its step overshoot."""
+def dual_step(
+    rows: Rows, start: int, stop: int, *, precision: torch.dtype | None, shift: float, rtol: float = 0.0
+) -> DualStep:
+    """Factor the Gram matrix of a block, in float64 if a lower precision makes its step overshoot.
+
+    ``rtol`` is the tolerance at which short rows are spared, where the rows say that they may be.
+    """
+    spared = rows.spared(rtol)
     chosen = precision or gram_precision(rows, stop - start)
 
     def block() -> Block:
         return rows.block(start, stop)
 
-    step = DualStep(block, factor_shifted(lambda: block().gram(chosen), rows.dtype, shift))
+    step = DualStep(block, factor_shifted(lambda: block().gram(chosen), rows.dtype, shift, spared))
     safe = step.factor.shift > _SAFE_SHIFT * least_shift(stop - start, rows.dtype, chosen)
     if chosen != torch.float64 and not safe and _overshoots(step, rows):
-        step = DualStep(block, factor_shifted(lambda: block().gram(torch.float64), rows.dtype, shift))
+        step = DualStep(block, factor_shifted(lambda: block().gram(torch.float64), rows.dtype, shift, spared))
     return step
 
 
-def primal_step(rows: Rows, *, shift: float) -> PrimalStep:
-    """Sum and factor the normal matrix of all rows, each scaled to unit length."""
-    scale = rows.unit_scale()
+def primal_step(rows: Rows, *, shift: float, rtol: float = 0.0) -> PrimalStep:
+    """Sum and factor the normal matrix of all rows, each scaled to unit length unless it is spared."""
+    scale = rows.unit_scale(rtol)
     return PrimalStep(factor_normal(lambda: normal_matrix(rows, scale), rows.dtype, shift))
 
 
