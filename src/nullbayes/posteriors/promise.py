@@ -150,8 +150,8 @@ def answers(rows: JacobianRows, examples: Examples, directions: Tensor) -> Answe
 def least_precision(found: Answers) -> tuple[float, str]:
     """Return the least precision from which on predictions are as good as the network's, and what it is there for.
 
-    Precisions are tried from one that leaves next to nothing of the variance downwards, by factors of two, until one
-    fails; then between the last two. It is 0, for "nothing", where none fails.
+    Precisions are tried from one that does no harm downwards, by factors of two, until one fails; then between the last
+    two. It is 0, for "nothing", where none fails.
     """
     own, right = found.nll(math.inf), found.accuracy(math.inf)
 
@@ -163,7 +163,9 @@ def least_precision(found: Answers) -> tuple[float, str]:
 
     if not found.std > 0.0:
         return 0.0, "nothing"
-    good, by = found.std**2 * 2.0**40, ""
+    good, by = found.std**2 * 2.0**20, ""
+    while fails(good) and good < found.std**2 * 2.0**400:
+        good *= 2.0**20
     while not by and good > found.std**2 * 2.0**-40:
         by = fails(good / 2.0)
         good = good if by else good / 2.0

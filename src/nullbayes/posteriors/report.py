@@ -107,7 +107,8 @@ class FitReport:
             residual=tuple(measured["residual"]), prior_precision=alpha, train_std=measured["train_std"] / alpha**0.5,
             collapsed=size <= max(1.0, 1e-4 * n_parameters), seconds=dict(measured["seconds"]),
             notes=tuple(measured["notes"]), temperature=temperature,
-            precision_rule=rule if isinstance(rule, str) else "", promise=measured["promise"] if rule == "auto" else None,
+            precision_rule=rule if isinstance(rule, str) else "",
+            promise=measured["promise"] if rule == "auto" else None,
         )  # fmt: skip
 
     def __str__(self) -> str:

@@ -1,0 +1,262 @@
+"""The default precision keeps the promise: a posterior predicts as well as its network, and a wrong rule would not."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nullbayes as nb
+from drawing import randn
+from models import CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
+from nullbayes.errors import CollapseWarning, UnderfitWarning
+from nullbayes.likelihoods import Classification, Regression
+from nullbayes.posteriors import promise as rule
+from nullbayes.posteriors import trial
+from nullbayes.posteriors.promise import NATS, Answers, least_precision
+from posteriors.fitting import each_kind, each_task, seeded
+from trained import N, draw, trained
+
+
+def fit(kind: type, task: Task, n_samples: int = 30, precision: Any = "auto", **settings: Any) -> Any:
+    posterior = kind(trained(task), task.likelihood, prior_precision=precision)
+    return posterior.fit([draw(task)], n_samples, generator=seeded(), progress=False, **settings)
+
+
+def worse(posterior: Any, task: Task, n: int = N, seed: int = 0) -> float:
+    """How much the negative log-likelihood rises."""
+    check = posterior.check_fit([draw(task, n, seed)])
+    return check.nll_posterior - check.nll_model
+
+
+# --- the promise ------------------------------------------------------------------------------------------------------
+
+
+@each_task
+@each_kind
+def test_a_default_fit_predicts_its_training_data_as_the_network_does(kind: type, task: Task) -> None:
+    posterior = fit(kind, task)
+    check = posterior.check_fit([draw(task)])
+    assert check.nll_posterior <= check.nll_model + NATS + 1e-9
+    assert check.accuracy_posterior == check.accuracy_model
+    assert worse(posterior, task, 500, seed=7) < 0.005  # nor does it harm on data like them
+    assert posterior.predict(10 * draw(task, 20, seed=7)[0]).variance.mean() > 1e-6  # and it has not given up
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+@each_kind
+def test_the_closed_form_breaks_the_promise_that_the_default_keeps(kind: type) -> None:
+    """Or the tests above would show nothing."""
+    closed, auto = fit(kind, MULTILABEL, precision="optimal"), fit(kind, MULTILABEL)
+    assert worse(closed, MULTILABEL, 500, seed=7) > 0.015
+    assert auto.prior_precision > 2 * closed.prior_precision
+    assert torch.equal(auto.directions, closed.directions)
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+@each_kind
+def test_a_rule_that_ignores_the_training_data_would_be_noticed(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (rule, trial):
+        monkeypatch.setattr(module, "least_precision", lambda found: (0.0, "nothing"))
+    assert worse(fit(kind, MULTILABEL), MULTILABEL, 500, seed=7) > 0.015
+
+
+def test_examples_in_the_rows_alone_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A projected posterior does not move there, whatever the precision is."""
+    monkeypatch.setattr(trial, "least_precision", lambda found: (0.0, "nothing"))
+    posterior = fit(nb.ProjectedPosterior, MULTILABEL)
+    assert worse(posterior, MULTILABEL) < NATS
+    assert worse(posterior, MULTILABEL, 500, seed=7) > 0.015
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+def made_up(task: str, scale: float = 1.0) -> Answers:
+    generator = seeded(3)
+    outputs, changes = (randn(*shape, generator=generator, dtype=torch.float64) for shape in ((50, 3), (20, 50, 3)))
+    changes = scale * (changes - changes.mean(0))
+    if task == "regression":
+        return Answers(Regression(0.4), outputs, changes, outputs + 0.4 * changes[0] / scale)
+    return Answers(Classification(), 4 * outputs, changes, outputs.argmax(1))
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_least_precision_is_the_least(task: str, scale: float) -> None:
+    found = made_up(task, scale)
+    alpha, by = least_precision(found)
+    own = found.nll(math.inf)
+    assert by == "nll"
+    assert found.nll(alpha) - own <= NATS < found.nll(0.97 * alpha) - own
+    assert all(found.nll(alpha * 2.0**j) - own <= NATS for j in range(30))
+
+
+def test_samples_that_do_not_move_need_no_precision() -> None:
+    assert least_precision(made_up("classification", 0.0)) == (0.0, "nothing")
+
+
+def test_accuracy_may_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = made_up("classification")
+    monkeypatch.setattr(found, "nll", lambda alpha: 0.0)
+    monkeypatch.setattr(found, "accuracy", lambda alpha: 0.9 if alpha >= 5.0 else 0.8)
+    alpha, by = least_precision(found)
+    assert by == "accuracy"
+    assert 5.0 <= alpha < 5.05
+
+
+def test_likelihoods_of_nan_are_no_promise_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = made_up("classification")
+    real = found.nll
+    monkeypatch.setattr(found, "nll", lambda alpha: real(alpha) if alpha > 100.0 else math.nan)
+    assert least_precision(found)[0] > 100.0
+
+
+# --- the trial --------------------------------------------------------------------------------------------------------
+
+
+def rows_of(n: int, width: int = 3) -> Any:
+    """As much of rows as a split looks at."""
+    return SimpleNamespace(examples=range(n), n_outputs=width, granule=width)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 10, 150, 300, 5000])
+def test_examples_kept_apart_have_no_rows_in_the_trial(n: int) -> None:
+    rows = rows_of(n)
+    inside, apart = rule.split(rows, 5)
+    assert not set(inside) & set(apart)
+    assert {*inside, *apart} <= set(range(n))
+    assert list(inside) == sorted(inside)
+    assert 1 <= len(apart) <= 1000
+    assert len(inside) == min(1000, max(n // 5, 200), n - len(apart))
+    assert len(apart) == max(1, min(1000, max(n // 10, min(100, n // 2))))
+    assert (inside, apart) == rule.split(rows, 5)
+    assert n < 10 or apart != rule.split(rows, 6)[1]
+
+
+def test_many_outputs_make_few_examples() -> None:
+    inside, apart = rule.split(rows_of(40, 2000), 0)
+    assert len(inside) == 5  # 10,000 rows
+    assert len(apart) == 20
+    inside, apart = rule.split(rows_of(40, 10**6), 0)
+    assert len(inside) == len(apart) == 1
+
+
+def test_the_trial_is_on_the_safe_side() -> None:
+    """Its rows are a part of those of the fit, so that its variances are no smaller."""
+    posterior = fit(nb.ProjectedPosterior, CLASSIFICATION)
+    report = posterior.report
+    _, apart = rule.split(posterior._jacobian, posterior._report["seed"])
+    x = draw(CLASSIFICATION)[0][list(apart)]
+    now = float(posterior.predict(x).variance.mean().sqrt())
+    assert now <= report.promise.apart_std / math.sqrt(report.prior_precision)
+    assert report.promise.n_trial + report.promise.n_apart <= report.n_data == N
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@each_kind
+def test_a_handful_of_examples_is_enough(kind: type, n: int) -> None:
+    model, (x, y) = trained(CLASSIFICATION), draw(CLASSIFICATION)
+    posterior = kind(model).fit([(x[:n], y[:n])], 5, generator=seeded(), progress=False)
+    check = posterior.check_fit([(x[:n], y[:n])])
+    assert check.nll_posterior <= check.nll_model + NATS
+
+
+def test_a_base_distribution_starts_from_its_own_scale() -> None:
+    def base(scale: float) -> Tensor:
+        return scale * randn(8, 4 * 256 + 256 + 256 * 3 + 3, generator=seeded(4), dtype=torch.float64)
+
+    small, large = (fit(nb.ProjectedPosterior, CLASSIFICATION, 8, base=base(scale)) for scale in (1e-4, 10.0))
+    assert small.prior_precision == 1.0
+    assert large.prior_precision > 10.0
+    assert worse(large, CLASSIFICATION, 500, seed=7) < 0.005
+
+
+# --- life with it -----------------------------------------------------------------------------------------------------
+
+
+@each_kind
+def test_more_samples_later_are_the_same_fit(kind: type) -> None:
+    whole, parts = fit(kind, CLASSIFICATION, 12), fit(kind, CLASSIFICATION, 5).extend(7, progress=False)
+    assert parts.prior_precision == pytest.approx(whole.prior_precision, rel=1e-6)
+    assert parts.report.promise.needed_inside == pytest.approx(whole.report.promise.needed_inside, rel=1e-6)
+
+
+@each_kind
+def test_the_report_says_what_decided_and_agrees_with_a_check(kind: type) -> None:
+    posterior = fit(kind, CLASSIFICATION)
+    report, check = posterior.report, posterior.check_fit([draw(CLASSIFICATION)])
+    assert report.precision_rule == "auto"
+    assert report.promise.decided_by == "nll"
+    assert "auto: raised to keep the NLL within 0.003 nats" in str(report)
+    assert report.promise.nll_network == pytest.approx(check.nll_model)  # 60 examples: all are looked at
+    assert report.promise.nll_posterior == pytest.approx(check.nll_posterior)
+    assert report.promise.accuracy_posterior == check.accuracy_posterior
+    assert json.loads(json.dumps(report.to_dict()))["promise"]["n_apart"] == 30
+    posterior.prior_precision = 2 * report.promise.needed
+    assert posterior.report.promise is None
+    posterior.prior_precision = "auto"
+    assert posterior.report == report
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+def test_a_closed_form_that_keeps_the_promise_stays() -> None:
+    x, y = draw(CLASSIFICATION)
+    calm = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    with torch.no_grad():
+        calm[2].weight.mul_(0.02)  # a small squared norm makes a large precision
+    auto = nb.ProjectedPosterior(calm).fit([(x, y)], 30, generator=seeded(), progress=False)
+    closed = nb.ProjectedPosterior(calm, prior_precision="optimal").fit([(x, y)], generator=seeded(), progress=False)
+    assert auto.prior_precision == closed.prior_precision
+    assert "auto: the closed form" in str(auto.report)
+
+
+@each_kind
+def test_it_comes_back_from_a_file(kind: type, tmp_path: Path) -> None:
+    posterior = fit(kind, CLASSIFICATION, 6)
+    posterior.save(tmp_path / "file")
+    loaded = nb.load(tmp_path / "file", trained(CLASSIFICATION))
+    assert loaded.report == posterior.report
+    loaded.prior_precision = 1.0
+    loaded.prior_precision = "auto"
+    assert loaded.prior_precision == posterior.prior_precision
+    loaded.prepare([draw(CLASSIFICATION)]).extend(4, progress=False)
+    assert loaded.prior_precision == pytest.approx(posterior.extend(4, progress=False).prior_precision, rel=1e-6)
+
+
+def test_a_precision_that_was_given_needs_no_trial() -> None:
+    for precision in ("optimal", "paper", 1e4):
+        report = fit(nb.ProjectedPosterior, CLASSIFICATION, 4, precision).report
+        assert report.promise is None
+        assert "trial" not in report.seconds
+    assert "trial" in fit(nb.ProjectedPosterior, CLASSIFICATION, 4).report.seconds
+
+
+def test_a_variance_that_the_promise_leaves_invisible_is_said_aloud() -> None:
+    x, y = draw(REGRESSION)
+    model = trained(REGRESSION)
+    exact = model(x).detach() + 1e-9 * y  # a network that interpolates: noise next to nothing
+    posterior = nb.LossProjectedPosterior(model, Regression(1e-7))
+    with pytest.warns(CollapseWarning, match="next to nothing"):
+        posterior.fit([(x, exact)], 10, generator=seeded(), progress=False)
+
+
+def test_a_promise_that_is_broken_is_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (rule, trial):
+        monkeypatch.setattr(module, "least_precision", lambda found: (1e-6, "nll"))
+    monkeypatch.setattr(nb.posteriors.base.priors, "closed_form", lambda *_: 1e-6)
+    with pytest.warns(UnderfitWarning, match="does not keep its promise"):
+        fit(nb.LossProjectedPosterior, CLASSIFICATION, 10)
+
+
+@each_kind
+def test_a_loss_of_ones_own_is_kept_in_its_own_units(kind: type) -> None:
+    posterior = fit(kind, CUSTOM)
+    assert worse(posterior, CUSTOM) <= NATS + 1e-9
+    assert posterior.report.promise.accuracy_network is None

@@ -1,0 +1,146 @@
+"""Held-out data choose the precision and the temperature together, never worse than temperature scaling."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nullbayes as nb
+from models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
+from nullbayes.errors import LikelihoodError, SettingsError
+from posteriors.fitting import each_kind, each_task, seeded
+from trained import draw, trained
+
+each_class = pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
+
+
+def fit(kind: type, task: Task, **settings: Any) -> Any:
+    posterior = kind(trained(task), task.likelihood)
+    return posterior.fit([draw(task)], 20, generator=seeded(), progress=False, **settings)
+
+
+def scaled_nll(task: Task, temperature: float, n: int = 300, seed: int = 5) -> float:
+    """Of temperature scaling, written out."""
+    x, y = draw(task, n, seed)
+    outputs = trained(task)(x).detach() / temperature
+    losses = [task.loss(f, t) for f, t in zip(outputs, y, strict=True)]
+    return float(torch.stack(losses).mean()) / (1 if task is CLASSIFICATION else task.outputs)
+
+
+@each_class
+@each_kind
+def test_tuned_predictions_are_no_worse_than_temperature_scaling(kind: type, task: Task) -> None:
+    held_out = [draw(task, 300, seed=5)]
+    posterior = fit(kind, task).tune(held_out)
+    best = min(scaled_nll(task, math.exp(t / 50)) for t in range(-150, 151))
+    check = posterior.check_fit(held_out)
+    assert check.nll_posterior <= best + 2e-5
+    assert check.nll_posterior <= scaled_nll(task, 1.0) + 2e-5
+    assert check.accuracy_posterior == posterior.check_fit(held_out).accuracy_model
+    assert posterior.predict(held_out[0][0]).variance.min() > 0
+    probs = posterior.predict(held_out[0][0]).probs  # and that is what is predicted
+    y = held_out[0][1]
+    right = probs.gather(1, y[:, None]) if task is CLASSIFICATION else (1 - y.view(probs.shape) - probs).abs()
+    assert float(-right.log().mean()) == pytest.approx(check.nll_posterior)
+
+
+@each_kind
+def test_fit_takes_held_out_data(kind: type) -> None:
+    held_out = [draw(CLASSIFICATION, 300, seed=5)]
+    at_once, later = fit(kind, CLASSIFICATION, held_out=held_out), fit(kind, CLASSIFICATION).tune(held_out)
+    assert (at_once.prior_precision, at_once.temperature) == (later.prior_precision, later.temperature)
+    assert at_once.temperature != 1.0
+    assert at_once.report.promise is None
+    assert "trial" not in at_once.report.seconds
+    assert at_once.report.temperature == at_once.temperature
+    assert f"temperature       {at_once.temperature:.3g}" in str(at_once.report)
+
+
+@each_kind
+def test_a_variance_that_helps_is_used(kind: type) -> None:
+    """Where the network is sure and wrong far from its data only, no temperature can say so."""
+    x, y = draw(CLASSIFICATION, 400, seed=5)
+    odd = 4 * x[200:]
+    held_out = [(torch.cat([x[:200], odd]), torch.cat([y[:200], y[200:].roll(1)]))]
+    posterior = fit(kind, CLASSIFICATION).tune(held_out)
+    check = posterior.check_fit(held_out)
+    posterior.prior_precision = 1e12
+    posterior.tune([held_out[0]])
+    again = posterior.check_fit(held_out)
+    assert again.nll_posterior == pytest.approx(check.nll_posterior, abs=1e-4)  # wherever the search starts
+    posterior.prior_precision = 1e12
+    assert check.nll_posterior < posterior.check_fit(held_out).nll_posterior - 0.01
+
+
+@each_task
+@each_kind
+def test_the_temperature_may_be_set(kind: type, task: Task) -> None:
+    posterior, (x, y) = fit(kind, task), draw(task, 50, seed=6)
+    before = posterior.predict(x)
+    assert posterior.temperature == 1.0
+    if task is CUSTOM:
+        with pytest.raises(LikelihoodError, match="no temperature"):
+            posterior.temperature = 2.0
+        return
+    posterior.temperature = 2.0
+    after = posterior.predict(x)
+    torch.testing.assert_close(after.mean, before.mean, rtol=0, atol=0)
+    torch.testing.assert_close(after.variance, before.variance, rtol=0, atol=0)
+    if task is REGRESSION:
+        assert posterior.likelihood.sigma_noise == pytest.approx(0.5 * math.sqrt(2.0))
+        return
+    each = posterior.predict(x, link_approx="mc").probs
+    logits = before.samples / 2.0
+    wanted = logits.softmax(-1) if task is CLASSIFICATION else logits.sigmoid()
+    torch.testing.assert_close(each, wanted.mean(0))
+    posterior.prior_precision = 1e30  # what is left is temperature scaling
+    own = trained(task)(x).detach() / 2.0
+    torch.testing.assert_close(posterior.predict(x).probs, own.softmax(-1) if task is CLASSIFICATION else own.sigmoid())
+    assert posterior.check_fit([(x, y)]).nll_model == pytest.approx(scaled_nll(task, 2.0, 50, 6))
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf, "hot", None])
+def test_wrong_temperatures_are_refused(value: Any) -> None:
+    posterior = fit(nb.ProjectedPosterior, CLASSIFICATION)
+    with pytest.raises(SettingsError, match="temperature must be a positive number"):
+        posterior.temperature = value
+    assert posterior.temperature == 1.0
+
+
+@each_task
+@each_kind
+def test_a_tuned_posterior_comes_back_from_a_file(kind: type, task: Task, tmp_path: Path) -> None:
+    posterior, x = fit(kind, task).tune([draw(task, 100, seed=5)]), draw(task, 9, seed=6)[0]
+    posterior.save(tmp_path / "file")
+    own = {"likelihood": task.likelihood} if task is CUSTOM else {}
+    loaded = nb.load(tmp_path / "file", trained(task), **own)
+    assert (loaded.temperature, loaded.prior_precision) == (posterior.temperature, posterior.prior_precision)
+    assert loaded.likelihood == posterior.likelihood
+    for name in ("mean", "variance", "probs"):
+        a, b = getattr(loaded.predict(x), name), getattr(posterior.predict(x), name)
+        assert (a is None and b is None) or torch.equal(a, b)
+    loaded.prepare([draw(task)])
+    assert loaded.likelihood == posterior.likelihood  # what the data say again does not undo it
+
+
+def test_a_new_fit_starts_at_temperature_one() -> None:
+    posterior = fit(nb.ProjectedPosterior, CLASSIFICATION, held_out=[draw(CLASSIFICATION, 100, seed=5)])
+    assert posterior.temperature != 1.0
+    posterior.fit([draw(CLASSIFICATION)], 5, progress=False)
+    assert posterior.temperature == 1.0
+
+
+def test_the_noise_of_a_regression_is_tuned_with_the_precision() -> None:
+    x, y = draw(REGRESSION, 400, seed=5)
+    loud = y + torch.randn(y.shape, generator=seeded(1), dtype=torch.float64)
+    posterior = fit(nb.ProjectedPosterior, REGRESSION, held_out=[(x, loud)])
+    assert 0.8 < posterior.likelihood.sigma_noise < 1.3  # it was told 0.5, and the noise is 1
+    check = posterior.check_fit([(x, loud)])
+    grid = [0.5 + 0.01 * i for i in range(200)]
+    residual = trained(REGRESSION)(x).detach() - loud
+    best = min(float((residual.square() / (2 * s * s)).mean()) + math.log(s * math.sqrt(2 * math.pi)) for s in grid)
+    assert check.nll_posterior <= best + 1e-4

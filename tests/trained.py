@@ -1,0 +1,49 @@
+"""Networks that have learned well, and fits that see few of their data: a posterior of the wrong scale does damage."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor, nn
+
+from drawing import randn
+from models import BINARY, CLASSIFICATION, MULTILABEL, Task
+from nullbayes.likelihoods import resolve
+
+N = 60
+
+
+def draw(task: Task, n: int = N, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Inputs and targets; of the first seed, those that the network was trained on."""
+    x, y = _drawn(task, max(n, 1000), seed)
+    return x[:n], y[:n]
+
+
+def _drawn(task: Task, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = randn(n, 4, generator=generator, dtype=torch.float64)
+    bend = x + 0.5 * x.roll(1, 1).sin()
+    if task is CLASSIFICATION:
+        return x, bend[:, :3].argmax(1)
+    if task is BINARY:
+        return x, (bend[:, 0] > 0).long()
+    if task is MULTILABEL:
+        return x, (bend[:, :3] > 0).long()
+    return x, bend[:, :2] + 0.1 * randn(n, 2, generator=generator, dtype=torch.float64)
+
+
+@functools.cache
+def trained(task: Task) -> nn.Module:
+    """A network of one hidden layer that has learned from 1,000 examples."""
+    x, y = draw(task, 1000)
+    loss = resolve(task.likelihood).loss
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 256), nn.Tanh(), nn.Linear(256, task.outputs)).double()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for _ in range(250):
+        optimizer.zero_grad()
+        loss(model(x), y).mean().backward()
+        optimizer.step()
+    return model.eval()
