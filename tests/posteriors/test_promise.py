@@ -134,7 +134,7 @@ def test_examples_kept_apart_have_no_rows_in_the_trial(n: int) -> None:
     assert {*inside, *apart} <= set(range(n))
     assert list(inside) == sorted(inside)
     assert 1 <= len(apart) <= 1000
-    assert len(inside) == min(1000, max(n // 5, 200), n - len(apart))
+    assert len(inside) == min(1000, max(n // 5, 1600 // 3), n - len(apart))
     assert len(apart) == max(1, min(1000, max(n // 10, min(100, n // 2))))
     assert (inside, apart) == rule.split(rows, 5)
     assert n < 10 or apart != rule.split(rows, 6)[1]

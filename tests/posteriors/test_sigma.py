@@ -11,8 +11,10 @@ from torch import Tensor, nn
 import nullbayes as nb
 from drawing import randn
 from models import jacobian
+from nullbayes.errors import NullBayesWarning
 from nullbayes.likelihoods import Regression
-from nullbayes.posteriors.sigma import degrees_of_freedom
+from nullbayes.posteriors import sigma
+from nullbayes.posteriors.sigma import Smoother, share_left, smoother
 from posteriors.fitting import each_kind, seeded
 
 NOISE = 0.3
@@ -44,23 +46,25 @@ def model() -> nn.Module:
 
 
 def oracle(model: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Generalized cross-validation at the fixed point of MacKay, by dense matrices and plain iteration."""
+    """Generalized cross-validation at the fixed point of MacKay, by dense matrices and a fine grid of ridges."""
     rows = jacobian(model, x).flatten(0, 1).detach()
-    values = torch.linalg.eigvalsh(rows @ rows.T).clamp_min(0)
     rss, n = float((model(x).detach() - y).square().sum()), len(rows)
-    theta = sum(float(p.detach().square().sum()) for p in model.parameters())
-    gamma = min(int((values > 0).sum()), 0.95 * n)
-    for _ in range(5000):
-        ridge = rss / (n - gamma) * gamma / theta
-        gamma = min(float((values / (values + ridge)).sum()), 0.95 * n)
-    return math.sqrt(rss / n) / (1 - gamma / n)
+    theta = torch.cat([p.detach().flatten() for p in model.parameters()])
+    seen = float((torch.linalg.pinv(rows) @ rows @ theta).square().sum())
+    gram, best, found = rows @ rows.T, math.inf, 0.0
+    for ridge in torch.logspace(-6, 3, 4000, dtype=torch.float64).tolist():
+        spent = float(torch.linalg.solve(gram + ridge * torch.eye(n, dtype=torch.float64), gram).trace())
+        error = abs(math.log(ridge) - math.log(rss / (n - spent) * spent / seen))
+        if error < best:
+            best, found = error, math.sqrt(rss / n) / (1 - spent / n)
+    return found
 
 
 @each_kind
 def test_the_noise_is_that_of_generalized_cross_validation(kind: type, model: nn.Module) -> None:
     x, y = draw(80)
     posterior = kind(model, "regression").fit([(x, y)], 5, generator=seeded(), progress=False)
-    assert posterior.likelihood.sigma_noise == pytest.approx(oracle(model, x, y), rel=1e-4)
+    assert posterior.likelihood.sigma_noise == pytest.approx(oracle(model, x, y), rel=1e-3)
 
 
 def test_residuals_that_were_fitted_are_corrected(model: nn.Module) -> None:
@@ -99,14 +103,57 @@ def test_scaled_rows_give_the_same_noise(model: nn.Module) -> None:
     assert scaled.likelihood.sigma_noise == pytest.approx(plain.likelihood.sigma_noise)
 
 
+def smoother_of(values: Tensor, n: int, seen: float = 10.0) -> Smoother:
+    nodes = torch.cat([values, values.new_zeros(n - len(values))])
+    return Smoother(nodes, torch.full_like(nodes, 1 / n), lambda _: seen)
+
+
 @pytest.mark.parametrize("rms", [1e-12, 1e-3, 1.0, 1e3])
-def test_degrees_of_freedom_stay_within_the_targets(rms: float) -> None:
+def test_the_share_left_solves_the_fixed_point(rms: float) -> None:
     values = torch.logspace(4, -6, 40, dtype=torch.float64)
     for n in (40, 45, 400):
-        gamma = degrees_of_freedom(values, torch.ones(40, dtype=torch.float64), n, rms, 10.0)
-        assert 0.0 <= gamma <= min(40.0, 0.95 * n)
+        found = smoother_of(values, n)
+        left = share_left(found, n, rms)
+        assert (n - 40) / n - 1e-12 <= left <= 1.0
+        ridge = rms**2 / left * n * (1 - left) / 10.0
+        assert found.left(ridge) == pytest.approx(left, rel=1e-6)
 
 
 def test_no_residuals_and_no_parameters_spend_nothing() -> None:
     one = torch.ones(3, dtype=torch.float64)
-    assert degrees_of_freedom(one, one, 5, 0.0, 1.0) == degrees_of_freedom(one, one, 5, 1.0, 0.0) == 0.0
+    assert share_left(smoother_of(one, 5), 5, 0.0) == share_left(smoother_of(one, 5, 0.0), 5, 1.0) == 1.0
+    assert share_left(smoother_of(0 * one, 5), 5, 1.0) == 1.0
+
+
+@pytest.mark.parametrize("shape", [(60, 90), (90, 60)], ids=["few rows", "many rows"])
+def test_the_quadrature_agrees_with_eigenvectors(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = seeded(2)
+    matrix = randn(*shape, generator=generator, dtype=torch.float64) * torch.logspace(0, -3, shape[1]).double()
+    theta, rows = randn(shape[1], generator=generator, dtype=torch.float64), nb.DenseRows(matrix)
+    dense = smoother(rows, theta)
+    monkeypatch.setattr(sigma, "_DENSE", 5)
+    rough = smoother(rows, theta)
+    projector = torch.linalg.pinv(matrix) @ matrix
+    assert dense.seen(0.0) == pytest.approx(float((projector @ theta).square().sum()), rel=1e-6)
+    for ridge in (1e-2, 1.0, 10.0):
+        gram = matrix @ matrix.T
+        hat = torch.linalg.solve(gram + ridge * torch.eye(len(gram), dtype=torch.float64), gram)
+        assert dense.left(ridge) == pytest.approx(1 - float(hat.trace()) / len(gram))
+        assert rough.left(ridge) == pytest.approx(dense.left(ridge), rel=0.15)
+        wanted = float(
+            (matrix @ theta) @ torch.linalg.solve(gram + ridge * torch.eye(len(gram)).double(), matrix @ theta)
+        )
+        assert rough.seen(ridge) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_a_network_that_interpolates_is_said_aloud() -> None:
+    x, y = draw(40)
+    model = trained(40, 200, 10)
+    with torch.no_grad():  # the last layer solves for the targets
+        hidden = torch.cat([model[1](model[0](x)), torch.ones(40, 1, dtype=torch.float64)], 1)
+        solved = torch.linalg.lstsq(hidden, y, driver="gelsd").solution
+        model[2].weight.copy_(solved[:-1].T)
+        model[2].bias.copy_(solved[-1])
+    with pytest.warns(NullBayesWarning, match="almost exactly"):
+        posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1e6).fit([(x, y)], 5, progress=False)
+    assert 0.01 < posterior.likelihood.sigma_noise <= float(y.std()) * 1.1

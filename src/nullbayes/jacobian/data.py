@@ -116,9 +116,13 @@ class Examples:
         for first in range(start, end, size):
             yield first, min(end, first + size)
 
+    def batch_of(self, number: int) -> int:
+        """Return the batch that an example is in."""
+        return bisect_right(self._starts, number) - 1
+
     def name(self, examples: Iterable[int]) -> str:
         """Say in which batches some examples are, and where in them."""
-        groups = groupby(sorted(examples), lambda n: bisect_right(self._starts, n) - 1)
+        groups = groupby(sorted(examples), self.batch_of)
         named, left = [], _NAMED
         for batch, members in groups:
             inside = [str(n - self._starts[batch]) for n in members]
@@ -201,8 +205,15 @@ class _Chosen(Examples):
 
     def __init__(self, whole: Examples, numbers: Sequence[int]) -> None:
         self.device, self._whole, self._numbers = whole.device, whole, list(numbers)
-        runs = [list(run) for _, run in groupby(enumerate(self._numbers), lambda pair: pair[1] - pair[0])]
-        self._held = to_device(join_examples([whole.read(run[0][1], run[-1][1] + 1) for run in runs]), whole.device)
+        self._held = join_examples([self._some(list(group)) for _, group in groupby(self._numbers, whole.batch_of)])
+
+    def _some(self, numbers: list[int]) -> tuple[Any, Tensor]:
+        """Read examples of one batch."""
+        first = numbers[0]
+        pair = self._whole.read(first, numbers[-1] + 1)
+        where = torch.tensor(numbers, device=self.device) - first
+        some: tuple[Any, Tensor] = map_leaves(lambda leaf: leaf[where] if leaf.ndim else leaf, pair)
+        return some
 
     def __len__(self) -> int:
         """Return how many were chosen."""

@@ -77,28 +77,41 @@ def spectral_quadrature(rows: Rows, *, n_probes: int, steps: int, generator: tor
     Stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017): Gaussian probes, a tridiagonal matrix each; the
     weights sum to the number of columns. Exact in expectation for polynomials up to degree ``2 * steps - 1``.
     """
-    steps = min(steps, rows.n_columns)
-    nodes, weights = [], []
-    for _ in range(n_probes):
-        start = _gaussian((rows.n_columns,), generator).to(rows.device, rows.dtype)
-        basis = torch.zeros(steps, rows.n_columns, dtype=rows.dtype, device=rows.device)
-        tridiagonal = torch.zeros(steps, steps, dtype=torch.float64, device="cpu")
-        vector, used = start / start.norm(), steps
-        for k in range(steps):
-            basis[k] = vector
-            image = rows.rmv(rows.mv(vector[None]))[0]
-            tridiagonal[k, k] = float(image @ vector)
-            image = _orthogonalize(image, basis[: k + 1])
-            length = float(image.norm())
-            if k + 1 == steps or length <= 1e-6 * max(1e-300, float(tridiagonal.diagonal().max())):
-                used = k + 1
-                break
-            tridiagonal[k, k + 1] = tridiagonal[k + 1, k] = length
-            vector = image / length
-        values, vectors = torch.linalg.eigh(tridiagonal[:used, :used])
-        nodes.append(values.clamp_min(0.0))
-        weights.append(vectors[0].square() * rows.n_columns / n_probes)
-    return torch.cat(nodes), torch.cat(weights)
+
+    def product(vector: Tensor) -> Tensor:
+        return rows.rmv(rows.mv(vector[None]))[0]
+
+    rules = [
+        gauss_rule(product, _gaussian((rows.n_columns,), generator).to(rows.device, rows.dtype), steps)
+        for _ in range(n_probes)
+    ]
+    nodes, weights = (torch.cat(parts) for parts in zip(*rules, strict=True))
+    return nodes, weights * rows.n_columns / n_probes
+
+
+def gauss_rule(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+    r"""Return nodes and weights with :math:`u^\top f(M) u \approx \sum_j w_j f(\lambda_j)`, u the start, of length one.
+
+    ``product`` multiplies with a symmetric positive semi-definite matrix M. Lanczos' process from the start, fully
+    reorthogonalized; the weights sum to one.
+    """
+    steps = min(steps, len(start))
+    basis = torch.zeros(steps, len(start), dtype=start.dtype, device=start.device)
+    tridiagonal = torch.zeros(steps, steps, dtype=torch.float64, device="cpu")
+    vector, used = start / start.norm(), steps
+    for k in range(steps):
+        basis[k] = vector
+        image = product(vector)
+        tridiagonal[k, k] = float(image @ vector)
+        image = _orthogonalize(image, basis[: k + 1])
+        length = float(image.norm())
+        if k + 1 == steps or length <= 1e-6 * max(1e-300, float(tridiagonal.diagonal().max())):
+            used = k + 1
+            break
+        tridiagonal[k, k + 1] = tridiagonal[k + 1, k] = length
+        vector = image / length
+    values, vectors = torch.linalg.eigh(tridiagonal[:used, :used])
+    return values.clamp_min(0.0), vectors[0].square()
 
 
 @dataclass(frozen=True)

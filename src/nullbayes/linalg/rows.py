@@ -64,8 +64,8 @@ class Rows(ABC):
         The block size that a projector takes when it is not told another; None lets it choose.
     spares_short_rows : bool
         Whether rows that are short beside the others need not be held as closely as they are. Projectors then scale
-        rows to unit length only if they are longer than a third of the tolerance times the root mean square length:
-        all shorter ones together change by less than the tolerance allows.
+        rows to unit length only if they are longer than a tenth of the tolerance times the root mean square length:
+        all shorter ones together change by no more than a tenth of what the tolerance allows.
     working_bytes : int
         How much may be in memory for a moment while rows are formed or multiplied, beside rows that are held, vectors
         and results. What goes part by part takes its parts by it. Settable.
@@ -226,7 +226,7 @@ class Rows(ABC):
 
     def spared(self, rtol: float) -> float:
         """Return the length, relative to the root mean square of all, up to which rows are spared at a tolerance."""
-        return rtol / 3.0 if self.spares_short_rows else 0.0
+        return rtol / 10.0 if self.spares_short_rows else 0.0
 
     def frobenius(self) -> float:
         """Return the Frobenius norm of the matrix, estimated once from a few Gaussian vectors."""

@@ -314,7 +314,7 @@ class SamplePosterior(Copied):
 
         An infinite precision is temperature scaling, so that on these data the result is no worse than temperature
         scaling, nor than the network itself, by more than 1e-5 nats a target. The variance is used as far as it helps
-        by more than two standard errors; where it does not, it is kept as large as it can be without doing harm, so
+        by more than three standard errors; where it does not, it is kept as large as it can be without doing harm, so
         that scores still tell inputs apart.
 
         Parameters

@@ -90,7 +90,7 @@ class KernelPosterior(SamplePosterior):
         projector : "auto" or Projector
             How to project; "auto" chooses by rows, parameters and memory, and says why in the report.
         tolerance : float, optional
-            The fraction of the noise's effect on the training outputs (default 0.01), or losses (0.03), that may
+            The fraction of the noise's effect on the training outputs (default 0.01), or losses (0.02), that may
             remain, for "auto".
         base : Tensor (S, P), mapping of named tensors (S, ...), or callable (n, generator) -> either
             Noise to project instead of N(0, I): samples of another posterior around the same parameters, as deviations

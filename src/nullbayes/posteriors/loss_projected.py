@@ -20,7 +20,7 @@ class LossProjectedPosterior(KernelPosterior):
         See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`.
     """
 
-    _tolerance = 3e-2
+    _tolerance = 2e-2
     _underfit_advice = (
         "The loss-projected posterior holds the losses to first order only: see check_fit(loader) for what that costs, "
         "and use prior_precision='auto', or tune(held_out_loader), if it is too much."

@@ -30,7 +30,7 @@ SAMPLES = 30  # of a trial, however many the fit has
 _MOST = 1000  # examples whose rows a trial takes, and as many that it keeps apart
 _FEWEST = 100  # examples to keep apart, where there are twice as many
 _TRIAL_SHARE, _APART_SHARE = 5, 10  # one in so many examples
-_TRIAL_ROWS = 10_000
+_TRIAL_ROWS, _CHEAP_ROWS = 10_000, 1_600  # that a trial has at most, and that cost nothing to speak of
 _NUMBERS = 2**20  # outputs that are looked at
 _VISIBLE = 1e-3  # of the spread of the outputs
 _INDIFFERENT, _HARMLESS = 1e-5, 1e-3  # nats of held-out likelihood: of the mean, and with its error added
@@ -150,8 +150,8 @@ def answers(rows: JacobianRows, examples: Examples, directions: Tensor) -> Answe
 def least_precision(found: Answers) -> tuple[float, str]:
     """Return the least precision from which on predictions are as good as the network's, and what it is there for.
 
-    Precisions are tried from one that does no harm downwards, by factors of two, until one fails; then between the last
-    two. It is 0, for "nothing", where none fails.
+    Precisions are tried from one that does no harm downwards, by factors of four, until one fails; then between the
+    last two. It is 0, for "nothing", where none fails.
     """
     own, right = found.nll(math.inf), found.accuracy(math.inf)
 
@@ -163,16 +163,16 @@ def least_precision(found: Answers) -> tuple[float, str]:
 
     if not found.std > 0.0:
         return 0.0, "nothing"
-    good, by = found.std**2 * 2.0**20, ""
+    good, by = found.std**2 * 2.0**14, ""
     while fails(good) and good < found.std**2 * 2.0**400:
         good *= 2.0**20
     while not by and good > found.std**2 * 2.0**-40:
-        by = fails(good / 2.0)
-        good = good if by else good / 2.0
+        by = fails(good / 4.0)
+        good = good if by else good / 4.0
     if not by:
         return 0.0, "nothing"
-    bad = good / 2.0
-    for _ in range(7):  # to about half a percent
+    bad = good / 4.0
+    for _ in range(8):  # to about half a percent
         middle = math.sqrt(good * bad)
         reason = fails(middle)
         good, bad, by = (good, middle, reason) if reason else (middle, bad, by)
@@ -185,7 +185,7 @@ def inspected(promise: Promise, rows: JacobianRows, directions: Tensor, closed: 
     ``closed`` is the precision that is taken where the promise does not ask for a larger one.
     """
     inside, apart = split(rows, seed)
-    some = sorted([*inside, *apart])[: max(1, _NUMBERS // rows.n_outputs)]
+    some = sorted([*apart, *inside][: max(1, min(_MOST, _NUMBERS // rows.n_outputs))])
     seen = answers(rows, rows.examples.chosen(some), directions)
     needed, by = least_precision(seen)
     decided_by = by if needed > promise.needed_apart else promise.decided_by
@@ -201,8 +201,8 @@ def best_scale(found: Answers) -> tuple[float, float]:
     """Return the precision and the temperature that held-out data ask for, together.
 
     An infinite precision is temperature scaling. A finite one, with a temperature of its own, is taken where it is
-    better by more than two standard errors of the difference. Else the temperature is that of temperature scaling, and
-    the precision the smallest that the data show to be harmless: the mean is not worse by more than 1e-5 nats a target,
+    better by more than three standard errors of the difference. Else the temperature is that of temperature scaling,
+    and the precision the smallest that the data show to be harmless: the mean is not worse by more than 1e-5 nats a target,
     nor by more than 1e-3 with two standard errors added.
     """
 
@@ -225,7 +225,7 @@ def best_scale(found: Answers) -> tuple[float, float]:
     own = at(alpha, *bounds)[1]
     other = found if own == found.likelihood.temperature else found.tempered(own)
     gain = scaled.each_nll(math.inf) - other.each_nll(alpha)
-    if float(gain.mean()) > 2.0 * float(gain.std()) / math.sqrt(len(gain)):
+    if float(gain.mean()) > 3.0 * float(gain.std()) / math.sqrt(len(gain)):
         return alpha, own
     alpha, each, per = math.exp(grid[-1]), scaled.each_nll(math.inf), len(gain) / found.n_targets
     while alpha > math.exp(grid[0]):
@@ -240,9 +240,17 @@ def best_scale(found: Answers) -> tuple[float, float]:
 def _golden(function: Callable[[float], float], low: float, high: float) -> float:
     """Return where a function of one valley between two numbers is least, to about 1e-3."""
     ratio = (math.sqrt(5.0) - 1.0) / 2.0
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = function(left), function(right)
     while high - low > 1e-3:
-        left, right = high - ratio * (high - low), low + ratio * (high - low)
-        low, high = (low, right) if function(left) <= function(right) else (left, high)
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = function(right)
     return 0.5 * (low + high)
 
 
@@ -250,6 +258,7 @@ def split(rows: JacobianRows, seed: int) -> tuple[Sequence[int], Sequence[int]]:
     """Return the examples whose rows a trial takes, and those that it keeps apart; by the seed, in order."""
     n, width = len(rows.examples), max(1, rows.n_outputs)
     apart = max(1, min(_MOST, max(n // _APART_SHARE, min(_FEWEST, n // 2)), _NUMBERS // width))
-    inside = min(_MOST, max(n // _TRIAL_SHARE, 2 * _FEWEST), n - apart, max(1, _TRIAL_ROWS // rows.granule))
+    cheap, most = (max(1, size // rows.granule) for size in (_CHEAP_ROWS, _TRIAL_ROWS))
+    inside = min(_MOST, max(n // _TRIAL_SHARE, cheap), n - apart, most)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu").tolist()
     return sorted(order[apart : apart + inside]), sorted(order[:apart])

@@ -1,29 +1,58 @@
 r"""The noise of a regression, from training residuals and the degrees of freedom that the network spent on them.
 
-A network that has fitted its training data leaves residuals that are smaller than the noise. The linearized network
-says by how much: with :math:`\lambda_i` the eigenvalues of :math:`J J^\top`, ridge regression spends
-
-.. math:: \gamma = \sum_i \frac{\lambda_i}{\lambda_i + \sigma^2 \alpha}, \qquad \alpha = \gamma / \|\theta\|^2,
-
-degrees of freedom (MacKay 1992), and generalized cross-validation (Craven and Wahba 1979) estimates the error on new
-data as the root mean square residual over :math:`1 - \gamma / R`, for R targets.
+A network that has fitted its training data leaves residuals that are smaller than its errors on new data. The
+linearized network says by how much. With the smoother :math:`H_\lambda = J J^\top (J J^\top + \lambda)^{-1}` of
+ridge regression and R targets, a share :math:`q = 1 - \operatorname{tr} H_\lambda / R` of the degrees of freedom is
+left, and generalized cross-validation (Craven and Wahba 1979) estimates the error on new data as the root mean square
+residual over q. The ridge is that of MacKay's (1992) fixed point, :math:`\lambda = \sigma^2 \alpha` with
+:math:`\sigma^2 = \mathrm{RSS} / (R q)` and :math:`\alpha = R (1 - q) / t`, where t is the squared length of the part of
+the parameters that the rows see: what initialization left in their null space says nothing.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from nullbayes import priors
+from nullbayes.errors import NullBayesWarning
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.likelihoods import Likelihood, Regression
+from nullbayes.linalg.lanczos import gauss_rule
+from nullbayes.linalg.normal import normal_matrix
+from nullbayes.linalg.rows import Rows
+from nullbayes.memory import free_memory
 
-_MOST_SPENT = 0.95  # of the targets: residuals that are all but gone say nothing about the noise
-_ROUNDS = 500
+_DENSE = 3_000  # the smaller side of the rows up to which all eigenvectors are found
+_PROBES, _STEPS = 4, 64  # of the quadrature beyond
+_HELD = 0.25  # of the free memory, for rows that are multiplied so often
+_LITTLE = 0.1  # degrees of freedom left: the residuals say next to nothing
+
+
+@dataclass(frozen=True)
+class Smoother:
+    r"""What the fixed point needs of the rows.
+
+    Attributes
+    ----------
+    nodes, weights : Tensor
+        Eigenvalues of :math:`J J^\top`, all R of them, and the share of each.
+    seen : callable
+        The squared length of the part of the parameters that the rows see, where a ridge is in force.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+    seen: Callable[[float], float]
+
+    def left(self, ridge: float) -> float:
+        """Return the share of the degrees of freedom that a ridge leaves."""
+        return float((self.weights * ridge / (self.nodes + ridge)).sum())
 
 
 def with_noise(given: Likelihood, rows: JacobianRows) -> Likelihood:
@@ -31,29 +60,74 @@ def with_noise(given: Likelihood, rows: JacobianRows) -> Likelihood:
     fitted = rows.likelihood
     if not isinstance(fitted, Regression) or not isinstance(given, Regression) or given.sigma_noise is not None:
         return fitted
-    assert fitted.sigma_noise is not None
+    rms = fitted.sigma_noise
+    assert rms is not None
     plain = rows if isinstance(rows, OutputJacobian) and not rows.hessian else None
     if plain is None:
         plain = OutputJacobian(rows.network, rows.examples, fitted)
-    values, weights = priors.spectrum(plain, torch.Generator().manual_seed(0))
-    theta_squared = float(rows.network.theta.double().square().sum())
-    spent = degrees_of_freedom(values, weights, plain.n_rows, fitted.sigma_noise, theta_squared)
-    return replace(fitted, sigma_noise=fitted.sigma_noise / (1.0 - min(spent / plain.n_rows, _MOST_SPENT)))
+    held = plain.kept_bytes() <= _HELD * free_memory(plain.device)
+    left = share_left(smoother(plain.stored("device") if held else plain, plain.network.theta), plain.n_rows, rms)
+    if left < _LITTLE:
+        message = (
+            f"The network fits its {plain.n_rows:,} training targets almost exactly: their residuals, {rms:.2g}, say "
+            "little about the noise, whose estimate may be wrong by a factor of two or three. Pass "
+            "likelihood=nb.likelihoods.Regression(sigma_noise=...), or fit(loader, held_out=...)."
+        )
+        warnings.warn(message, NullBayesWarning, stacklevel=2)
+    return replace(fitted, sigma_noise=min(rms / left, max(rms, rows.output_std)))
 
 
-def degrees_of_freedom(eigenvalues: Tensor, weights: Tensor, n_targets: int, rms: float, theta_squared: float) -> float:
-    r"""Return :math:`\gamma` at the fixed point of precision and noise, for a root mean square residual.
+def smoother(rows: Rows, theta: Tensor) -> Smoother:  # (P,)
+    """Return the spectrum of the rows, and how they see the parameters: exact if a side is small, else estimated."""
+    r, p = rows.n_rows, rows.n_columns
+    if min(r, p) > _DENSE:
+        return _by_quadrature(rows, theta)
+    if r <= p:
+        values, vectors = torch.linalg.eigh(rows.block(0, r).gram(torch.float64))
+        values = values.clamp_min(0.0)
+        alive = values > r * torch.finfo(torch.float64).eps * values[-1]
+        image = vectors.T @ rows.mv(theta[None])[0].double()
+        part = (image.square() / values.clamp_min(torch.finfo(torch.float64).tiny))[alive].sum()
+        nodes = torch.where(alive, values, 0.0)
+    else:
+        values, vectors = torch.linalg.eigh(normal_matrix(rows))
+        values = values.clamp_min(0.0)
+        alive = values > p * torch.finfo(torch.float64).eps * values[-1]
+        part = (vectors.T @ theta.double())[alive].square().sum()
+        nodes = torch.cat([torch.where(alive, values, 0.0), values.new_zeros(r - p)])
+    return Smoother(nodes, torch.full_like(nodes, 1.0 / r), lambda _: float(part))
 
-    The noise of the fixed point is :math:`\sigma^2 = \mathrm{RSS} / (R - \gamma)`. The iteration starts from all
-    directions spent, so that it ends in the largest fixed point.
+
+def _by_quadrature(rows: Rows, theta: Tensor) -> Smoother:
+    def product(vector: Tensor) -> Tensor:
+        return rows.mv(rows.rmv(vector[None]))[0]
+
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(2, (_PROBES, rows.n_rows), generator=generator, device="cpu").to(rows.device, rows.dtype)
+    rules = [gauss_rule(product, 2.0 * start - 1.0, _STEPS) for start in signs]
+    nodes, weights = (torch.cat(parts) for parts in zip(*rules, strict=True))
+    image = rows.mv(theta[None])[0]
+    length = float(image.double().square().sum())
+    if length == 0.0:
+        return Smoother(nodes, weights / _PROBES, lambda _: 0.0)
+    own, shares = gauss_rule(product, image, _STEPS)
+    return Smoother(nodes, weights / _PROBES, lambda ridge: length * float((shares / (own + ridge)).sum()))
+
+
+def share_left(found: Smoother, n_targets: int, rms: float) -> float:
+    """Return the share of the degrees of freedom that is left at the fixed point of noise and precision.
+
+    Both sides of the equation are monotone in the ridge, so that bisection finds its only root.
     """
-    if rms <= 0.0 or theta_squared <= 0.0:
-        return 0.0
-    gamma = min(float(weights[eigenvalues > 0].sum()), _MOST_SPENT * n_targets)
-    for _ in range(_ROUNDS):
-        ridge = (rms**2 * n_targets / (n_targets - gamma)) * gamma / theta_squared
-        new = min(float((weights * eigenvalues / (eigenvalues + ridge)).sum()), _MOST_SPENT * n_targets)
-        if math.isclose(new, gamma, rel_tol=1e-6) or new <= 0.0:
-            return new
-        gamma = new
-    return gamma
+    largest = float(found.nodes.max())
+    if rms <= 0.0 or largest <= 0.0 or found.seen(largest) <= 0.0:
+        return 1.0
+    low, high = math.log(largest) - 120.0, math.log(largest) + 40.0
+    for _ in range(60):
+        ridge = math.exp(0.5 * (low + high))
+        left = found.left(ridge)
+        if ridge * found.seen(ridge) * left < n_targets * rms**2 * (1.0 - left):
+            low = math.log(ridge)
+        else:
+            high = math.log(ridge)
+    return found.left(math.exp(high))
