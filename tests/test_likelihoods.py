@@ -126,3 +126,91 @@ def test_names_and_functions_are_likelihoods() -> None:
     assert resolve("regression") == Regression()
     assert resolve(Regression(2.0)) == Regression(2.0)
     assert resolve(cauchy) == CustomLoss(cauchy)
+
+
+# --- averages over a posterior ----------------------------------------------------------------------------------------
+
+
+def normal_changes(outputs: Tensor, scale: float, n: int = 20_000) -> Tensor:
+    changes = scale * randn(n, *outputs.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return changes - changes.mean(0)
+
+
+@pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
+def test_the_closed_form_is_about_the_average_of_probabilities(task: Task, scale: float) -> None:
+    outputs, _ = outputs_of(task)
+    likelihood, changes = resolve(task.likelihood), normal_changes(outputs, scale)
+    probs = likelihood.probabilities(outputs, likelihood.link_variance(outputs, changes))
+    assert (probs - likelihood.probabilities(outputs + changes).mean(0)).abs().max() < 0.06
+    if task is CLASSIFICATION:
+        torch.testing.assert_close(probs.sum(1), torch.ones(len(probs), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scale", [0.1, 10.0, 1e4])
+def test_a_variance_never_changes_the_predicted_class(scale: float) -> None:
+    outputs, targets = outputs_of(CLASSIFICATION, n=200)
+    changes = scale * randn(5, 200, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    changes = changes * torch.logspace(-2, 2, 3, dtype=torch.float64)  # some classes vary far more than others
+    likelihood = Classification()
+    probs = likelihood.probabilities(outputs, likelihood.link_variance(outputs, changes - changes.mean(0)))
+    assert torch.equal(probs.argmax(1), outputs.argmax(1))
+    assert likelihood.accuracy(probs, targets) == likelihood.accuracy(likelihood.probabilities(outputs), targets)
+
+
+def test_what_all_classes_have_in_common_is_no_doubt() -> None:
+    outputs, _ = outputs_of(CLASSIFICATION)
+    shift = randn(7, len(outputs), 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    likelihood = Classification()
+    variance = likelihood.link_variance(outputs, (shift - shift.mean(0)).expand(-1, -1, 3))
+    assert variance.max() < 1e-25
+    torch.testing.assert_close(likelihood.probabilities(outputs, variance), outputs.softmax(1))
+
+
+def test_probit_and_bridge_are_those_of_the_literature() -> None:
+    """Written out from their formulas: MacKay (1992); Hobbhahn, Kristiadi and Hennig (2022)."""
+    outputs, _ = outputs_of(CLASSIFICATION)
+    changes = normal_changes(outputs, 0.7, 9)
+    likelihood, variance = Classification(temperature=2.0), changes.var(0)
+    shrunk = outputs / 2 / (1 + math.pi / 8 * variance / 4).sqrt()
+    torch.testing.assert_close(likelihood.probit(outputs, variance), shrunk.softmax(1))
+    got = likelihood.bridge(outputs, changes)
+    for i, f in enumerate(outputs / 2):
+        sigma = torch.cov(changes[:, i].T / 2)
+        mean = f - sigma.sum(1) * f.sum() / sigma.sum()
+        spread = (sigma - torch.outer(sigma.sum(1), sigma.sum(1)) / sigma.sum()).diagonal()
+        alpha = (1 - 2 / 3 + mean.exp() / 9 * (-mean).exp().sum()) / spread
+        torch.testing.assert_close(got[i], alpha / alpha.sum())
+
+
+@each_task
+def test_ignored_and_absent_targets_are_not_counted(task: Task) -> None:
+    outputs, targets = outputs_of(task)
+    expected = {CLASSIFICATION: 6, CUSTOM: 6}.get(task, 6 * task.outputs)
+    assert resolve(task.likelihood).n_targets(outputs, targets) == expected
+    labels = torch.tensor([[0, -100], [2, 1]])
+    assert Classification().n_targets(torch.zeros(2, 2, 3), labels) == 3
+
+
+@pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL, REGRESSION], ids=lambda task: task.name)
+def test_a_temperature_is_in_the_prediction_and_not_in_the_loss(task: Task) -> None:
+    outputs, targets = outputs_of(task)
+    plain = resolve(task.likelihood)
+    hot = plain.tempered(4.0)
+    assert hot.temperature == 4.0
+    assert hot.tempered(1.0) == plain
+    if task is REGRESSION:
+        assert hot.sigma_noise == pytest.approx(2 * plain.sigma_noise)
+        return
+    torch.testing.assert_close(hot.loss(outputs, targets), plain.loss(outputs, targets))
+    torch.testing.assert_close(hot.nll(outputs, targets), plain.nll(outputs / 4, targets))
+    torch.testing.assert_close(hot.probabilities(outputs), plain.probabilities(outputs / 4))
+
+
+def test_a_loss_of_ones_own_has_neither_temperature_nor_closed_form() -> None:
+    likelihood = CustomLoss(cauchy)
+    outputs, targets = outputs_of(CUSTOM)
+    with pytest.raises(LikelihoodError, match="no temperature"):
+        likelihood.tempered(2.0)
+    with pytest.raises(LikelihoodError, match="no closed form"):
+        likelihood.nll(outputs, targets, torch.ones_like(outputs))

@@ -204,14 +204,12 @@ def test_nothing_but_ignored_labels_is_refused(kind: type) -> None:
         fit(kind, torch.full((3, 4), -100))
 
 
+@pytest.mark.filterwarnings("ignore:The held-out likelihood is still rising")  # labels at random
 @pytest.mark.parametrize("method", ["nll", "marglik"])
 def test_the_prior_precision_is_tuned(method: str) -> None:
     labels = drawn_labels(3, 3, 4)
-    posterior, model = fit(nb.ProjectedPosterior, labels)
-    x = draw(6, 4, 2, seed=5)
-    right = model(20 * x).argmax(-1)
-    right[::2, 0] = (right[::2, 0] + 1) % 3  # sure of itself, and wrong now and then
-    assert posterior.optimize_prior_precision([(20 * x, right)], method=method) > 0
+    posterior, _ = fit(nb.ProjectedPosterior, labels)
+    assert posterior.optimize_prior_precision([(draw(3, 4, 2), labels)], method=method) > 0
 
 
 def test_settings_come_back_from_a_file(tmp_path: Any) -> None:

@@ -11,9 +11,9 @@ import nullbayes as nb
 from drawing import randn
 from models import CLASSIFICATION, MLP, MODELS, REGRESSION, Model, call, flat_parameters, jacobian, with_parameters
 from nullbayes import predictive
-from nullbayes.errors import DataError, NullBayesWarning
+from nullbayes.errors import DataError, LikelihoodError, NullBayesWarning, SettingsError
 from nullbayes.jacobian.network import Network
-from nullbayes.likelihoods import Classification, Regression, resolve
+from nullbayes.likelihoods import Bernoulli, Classification, Regression, resolve
 
 each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 
@@ -126,3 +126,23 @@ def test_predictions_without_classes_have_no_probabilities() -> None:
     prediction = predictive.summarize(outputs[0], outputs - outputs[0], resolve(REGRESSION.likelihood), "margin")
     assert prediction.probs is None
     torch.testing.assert_close(prediction.mean, outputs[0])
+
+
+@pytest.mark.parametrize("link", predictive.LINKS)
+def test_every_link_gives_probabilities(link: str) -> None:
+    model, (x, _) = MLP.build(), CLASSIFICATION.data()
+    found = predictive.predict(Network(model), Classification(), x, deviations(model), link=link)
+    assert found.probs.shape == (5, 3)
+    torch.testing.assert_close(found.probs.sum(1), torch.ones(5, dtype=torch.float64))
+    assert not torch.equal(found.probs, found.mean.softmax(1))
+
+
+def test_links_that_do_not_fit_are_refused() -> None:
+    model, (x, _) = MLP.build(), CLASSIFICATION.data()
+    with pytest.raises(SettingsError, match="link_approx must be one of"):
+        predictive.predict(Network(model), Classification(), x, deviations(model), link="logit")
+    with pytest.raises(LikelihoodError, match='use "probit"'):
+        predictive.predict(Network(model), Bernoulli("multilabel"), x, deviations(model), link="bridge")
+    two = [predictive.predict(Network(model), Bernoulli("multilabel"), x, deviations(model), link=k).probs
+           for k in ("margin", "probit")]  # fmt: skip
+    assert torch.equal(*two)

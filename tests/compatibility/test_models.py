@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import nullbayes as nb
 from model_table import CASES
+from nullbayes.posteriors.promise import NATS
 from zoo import FORWARD, Case, call, moved
 
 pytestmark = [
@@ -189,3 +190,16 @@ def test_scores_files_and_the_model_itself(case: Case, kind: type, tmp_path: Pat
     (state, *rest), (old_state, *old_rest) = portrait(model), before
     torch.testing.assert_close(state, old_state, rtol=0, atol=0)
     assert rest == old_rest
+
+
+@pytest.mark.filterwarnings("ignore:The network fits its")
+@each_pair
+def test_a_default_fit_keeps_the_promise(case: Case, kind: type) -> None:
+    """On its training data a posterior with nothing but defaults predicts as well as the network does."""
+    posterior = kind(case.wrap(case.build()), case.likelihood, **case.options)
+    posterior.fit([case.data(2 * N, 1)], 10, generator=torch.Generator().manual_seed(0), progress=False)
+    check, promise = posterior.check_fit([case.data(2 * N, 1)]), posterior.report.promise
+    assert check.nll_posterior - check.nll_model <= NATS + 1e-4
+    assert check.accuracy_posterior == check.accuracy_model
+    assert promise.kept
+    assert promise.nll_posterior == pytest.approx(check.nll_posterior, rel=1e-3, abs=1e-5)  # eight examples: all seen

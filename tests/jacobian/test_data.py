@@ -197,3 +197,26 @@ def test_inputs_may_come_with_targets_or_without() -> None:
 
 def test_examples_are_counted_in_every_structure() -> None:
     assert n_examples(X) == n_examples((X, Y)) == n_examples({"x": X, "options": [Y, torch.tensor(3.0)]}) == 7
+
+
+@pytest.mark.parametrize("held_bytes", [None, 0], ids=["held", "streamed"])
+@pytest.mark.parametrize("numbers", [[0], [6], [0, 1, 2, 3, 4, 5, 6], [1, 3, 4, 6], [2, 5]])
+def test_some_examples_are_those_with_these_numbers(numbers: list[int], held_bytes: int | None) -> None:
+    examples = Examples(batches(X, Y, (3, 3, 1)), None, torch.get_default_device(), held_bytes=held_bytes)
+    chosen = examples.chosen(numbers)
+    assert len(chosen) == len(numbers)
+    x, y = chosen.read(0, len(numbers))
+    assert torch.equal(x, X[numbers])
+    assert torch.equal(y, Y[numbers])
+    x.zero_()  # nobody else's
+    assert torch.equal(chosen.read(0, 1)[0], X[numbers[:1]])
+    assert chosen.name([0]) == examples.name([numbers[0]])
+    assert list(chosen.ranges(2)) == [(i, min(i + 2, len(numbers))) for i in range(0, len(numbers), 2)]
+
+
+def test_some_examples_of_named_inputs_keep_what_belongs_to_all() -> None:
+    batch = ({"x": X, "scale": torch.tensor(2.0)}, Y)
+    x, y = Examples([batch], None, torch.get_default_device()).chosen([1, 4]).read(0, 2)
+    assert torch.equal(x["x"], X[[1, 4]])
+    assert float(x["scale"]) == 2.0
+    assert torch.equal(y, Y[[1, 4]])

@@ -221,6 +221,7 @@ def test_kinks_and_steep_networks_are_not_taken_for_hidden(make: Callable[[], nn
     assert fit(make().to(dtype), X.to(dtype), Y.to(dtype)).report.converged
 
 
+@pytest.mark.filterwarnings("ignore:The network fits its")  # as it does
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 @pytest.mark.parametrize(("dtype", "left"), [(torch.float32, 1e-6), (torch.float32, 1e-7), (D, 1e-15), (D, 0.0)])
 @pytest.mark.parametrize("norm", [lambda layer: layer, parametrizations.weight_norm], ids=["plain", "weight norm"])

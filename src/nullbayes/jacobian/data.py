@@ -110,6 +110,19 @@ class Examples:
         """Return some of the examples, by their numbers in ascending order, read once and held."""
         return _Chosen(self, numbers)
 
+    def some(self, numbers: Sequence[int]) -> Iterator[tuple[Any, Tensor]]:
+        """Iterate over examples by their numbers, in ascending order; those of a batch together, on the device."""
+        groups = [(batch, list(group)) for batch, group in groupby(numbers, self.batch_of)]
+        within = torch.tensor([n - self._starts[batch] for batch, group in groups for n in group], device=self.device)
+        for (batch, group), where in zip(groups, within.split([len(group) for _, group in groups]), strict=True):
+            first = self._starts[batch]
+            if self._fixed and self._batches is not None:  # what nobody else can write into need not be compared
+                pair, shift = self._batches[batch], 0
+            else:
+                shift = group[0] - first
+                pair = self.read(first + shift, group[-1] + 1)
+            yield map_leaves(lambda leaf, at=where - shift: leaf[at] if leaf.ndim else leaf, pair)
+
     def ranges(self, size: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
         """Iterate over ranges of at most ``size`` examples."""
         end = len(self) if stop is None else stop
@@ -205,15 +218,7 @@ class _Chosen(Examples):
 
     def __init__(self, whole: Examples, numbers: Sequence[int]) -> None:
         self.device, self._whole, self._numbers = whole.device, whole, list(numbers)
-        self._held = join_examples([self._some(list(group)) for _, group in groupby(self._numbers, whole.batch_of)])
-
-    def _some(self, numbers: list[int]) -> tuple[Any, Tensor]:
-        """Read examples of one batch."""
-        first = numbers[0]
-        pair = self._whole.read(first, numbers[-1] + 1)
-        where = torch.tensor(numbers, device=self.device) - first
-        some: tuple[Any, Tensor] = map_leaves(lambda leaf: leaf[where] if leaf.ndim else leaf, pair)
-        return some
+        self._held = join_examples(list(whole.some(self._numbers)))
 
     def __len__(self) -> int:
         """Return how many were chosen."""

@@ -221,12 +221,12 @@ class Rows(ABC):
         Rows that are spared at a tolerance are scaled as the longest of them would be.
         """
         lengths, tiny = self.lengths(), torch.finfo(self.dtype).tiny
-        least = max(tiny, self.spared(rtol) * float(lengths.square().mean().sqrt()))
+        least = max(tiny, self.spared(rtol))
         return torch.where(lengths > tiny, 1.0 / lengths.clamp_min(least), 0.0)
 
     def spared(self, rtol: float) -> float:
-        """Return the length, relative to the root mean square of all, up to which rows are spared at a tolerance."""
-        return rtol / 10.0 if self.spares_short_rows else 0.0
+        """Return the length up to which rows are spared at a tolerance."""
+        return rtol / 10.0 * self.frobenius() / self.n_rows**0.5 if self.spares_short_rows and rtol else 0.0
 
     def frobenius(self) -> float:
         """Return the Frobenius norm of the matrix, estimated once from a few Gaussian vectors."""

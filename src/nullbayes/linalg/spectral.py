@@ -67,15 +67,14 @@ class GramFactor:
 def _equilibrate(gram: Tensor, spared: float = 0.0) -> tuple[Tensor, Tensor]:
     """Scale ``gram`` in place to a unit diagonal (one where a row is zero); return it and the scales.
 
-    Rows up to ``spared`` times the root mean square length are scaled as one of that length would be, and keep a
-    diagonal below one.
+    Rows no longer than ``spared`` are scaled as one of that length would be, and keep a diagonal below one.
     """
     diagonal = gram.diagonal().clone()
     if not torch.isfinite(diagonal).all():
         msg = "A Gram matrix holds NaN or Inf: look for them in the rows, or for entries whose squares overflow."
         raise NullBayesError(msg)
     tiny = torch.finfo(gram.dtype).tiny
-    alive, least = diagonal > tiny, max(tiny, spared**2 * float(diagonal.mean()))
+    alive, least = diagonal > tiny, max(tiny, spared**2)
     scale = torch.where(alive, diagonal.clamp_min(least).rsqrt(), 0.0)
     gram.mul_(scale).mul_(scale[:, None])
     gram.diagonal().copy_(torch.where(alive, diagonal.clamp_max(least) / least, 1.0))
@@ -110,8 +109,8 @@ def factor_exact(form: Callable[[], Tensor], cutoff: float) -> GramFactor:
 def factor_truncated(gram: Tensor, rtol: float, cutoff: float, spared: float = 0.0) -> GramFactor:
     r"""Factor the fewest leading directions of the equilibrated rows that hold all but ``rtol`` of them.
 
-    See :func:`leading` for what is held; never more than lie above ``cutoff``. ``gram`` is overwritten. Rows up to
-    ``spared`` times the root mean square length are not scaled to unit length.
+    See :func:`leading` for what is held; never more than lie above ``cutoff``. ``gram`` is overwritten. Rows no
+    longer than ``spared`` are not scaled to unit length.
     """
     gram, scale = _equilibrate(gram, spared)
     gram.diagonal().mul_(scale > 0)
@@ -157,7 +156,7 @@ def factor_shifted(
     shift : float
         The least :math:`\delta`.
     spared : float
-        Rows up to so many times the root mean square length count in :math:`D` as if they had that length.
+        Rows no longer than that count in :math:`D` as if they had that length.
     """
     while True:
         gram, scale = _equilibrate(form(), spared)

@@ -202,8 +202,8 @@ def best_scale(found: Answers) -> tuple[float, float]:
 
     An infinite precision is temperature scaling. A finite one, with a temperature of its own, is taken where it is
     better by more than three standard errors of the difference. Else the temperature is that of temperature scaling,
-    and the precision the smallest that the data show to be harmless: the mean is not worse by more than 1e-5 nats a target,
-    nor by more than 1e-3 with two standard errors added.
+    and the precision the smallest that the data show to be harmless: the mean is not worse by more than 1e-5 nats per
+    target, nor by more than 1e-3 with two standard errors added.
     """
 
     def at(alpha: float, low: float, high: float) -> tuple[float, float]:
