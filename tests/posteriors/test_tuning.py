@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import nullbayes as nb
+from drawing import randn
 from models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
 from nullbayes.errors import LikelihoodError, SettingsError
 from posteriors.fitting import each_kind, each_task, seeded
@@ -136,7 +137,7 @@ def test_a_new_fit_starts_at_temperature_one() -> None:
 
 def test_the_noise_of_a_regression_is_tuned_with_the_precision() -> None:
     x, y = draw(REGRESSION, 400, seed=5)
-    loud = y + torch.randn(y.shape, generator=seeded(1), dtype=torch.float64)
+    loud = y + randn(*y.shape, generator=seeded(1), dtype=torch.float64)
     posterior = fit(nb.ProjectedPosterior, REGRESSION, held_out=[(x, loud)])
     assert 0.8 < posterior.likelihood.sigma_noise < 1.3  # it was told 0.5, and the noise is 1
     check = posterior.check_fit([(x, loud)])

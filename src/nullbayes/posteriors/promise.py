@@ -30,8 +30,9 @@ SAMPLES = 30  # of a trial, however many the fit has
 _MOST = 1000  # examples whose rows a trial takes, and as many that it keeps apart
 _FEWEST = 100  # examples to keep apart, where there are twice as many
 _TRIAL_SHARE, _APART_SHARE = 5, 10  # one in so many examples
-_TRIAL_ROWS, _CHEAP_ROWS = 10_000, 1_600  # that a trial has at most, and that cost nothing to speak of
+_TRIAL_ROWS, _CHEAP_ROWS = 5_000, 1_600  # that a trial has at most, and that cost nothing to speak of
 _NUMBERS = 2**20  # outputs that are looked at
+_ON_HOST = 2**17  # outputs up to which a search is faster on the host: it is many small steps
 _VISIBLE = 1e-3  # of the spread of the outputs
 _INDIFFERENT, _HARMLESS = 1e-5, 1e-3  # nats of held-out likelihood: of the mean, and with its error added
 _TEMPERATURES = (0.05, 20.0)  # between which temperature scaling looks for the best
@@ -108,6 +109,8 @@ class Answers:
         self.std = math.sqrt(float((squares if counted is None else squares[counted]).mean()))
         self._closed = likelihood.has_closed_form
         self._spread = likelihood.link_variance(outputs, changes) if self._closed else changes
+        if self._closed and outputs.numel() <= _ON_HOST:
+            self.outputs, self.targets, self._spread = outputs.cpu(), targets.cpu(), self._spread.cpu()
 
     def nll(self, alpha: float) -> float:
         """Return the negative log-likelihood of a target at a precision; infinity is the network itself."""
