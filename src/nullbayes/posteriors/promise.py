@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +30,7 @@ SAMPLES = 30  # of a trial, however many the fit has
 _MOST = 1000  # examples whose rows a trial takes, and as many that it keeps apart
 _FEWEST = 100  # examples to keep apart, where there are twice as many
 _TRIAL_SHARE, _APART_SHARE = 5, 10  # one in so many examples
+_FOLDS = 5  # trials, where examples are few
 _TRIAL_ROWS, _CHEAP_ROWS = 5_000, 1_600  # that a trial has at most, and that cost nothing to speak of
 _NUMBERS = 2**20  # outputs that are looked at
 _ON_HOST = 2**17  # outputs up to which a search is faster on the host: it is many small steps
@@ -46,7 +47,8 @@ class Promise:
     Attributes
     ----------
     n_apart, n_trial : int
-        Training examples that the trial kept apart, and those whose rows it projected out.
+        Training examples that the trial kept apart, and those whose rows it projected out; where data are few, there
+        are several trials, and every example is kept apart once.
     needed_apart, needed_inside : float
         The least precision that the examples kept apart ask for, and the least that the fit's own examples ask for.
     decided_by : str
@@ -140,14 +142,17 @@ class Answers:
         return self.likelihood.accuracy(self.likelihood.probabilities(self.outputs, variance), self.targets)
 
 
-def answers(rows: JacobianRows, examples: Examples, directions: Tensor) -> Answers:  # (S, P)
-    """Return the network's answers on some examples of the rows, and how far the directions move them."""
-    at_once, parts = rows.examples_within(len(directions)), []
-    for start, stop in examples.ranges(at_once):
-        x, y = examples.read(start, stop)
-        parts.append((*linearized(rows.network, x, directions), y))
-    outputs, changes, targets = (list(part) for part in zip(*parts, strict=True))
-    return Answers(rows.likelihood, torch.cat(outputs), centred(torch.cat(changes, dim=1)), torch.cat(targets))
+def answers(rows: JacobianRows, looks: Iterable[tuple[Examples, Tensor]]) -> Answers:
+    """Return the network's answers on some examples of the rows, and how far directions (S, P) move them."""
+    outputs, changes, targets = list[Tensor](), list[Tensor](), list[Tensor]()
+    for examples, directions in looks:
+        for start, stop in examples.ranges(rows.examples_within(len(directions))):
+            x, y = examples.read(start, stop)
+            own, change = linearized(rows.network, x, directions)
+            outputs.append(own)
+            changes.append(centred(change))
+            targets.append(y)
+    return Answers(rows.likelihood, torch.cat(outputs), torch.cat(changes, dim=1), torch.cat(targets))
 
 
 def least_precision(found: Answers) -> tuple[float, str]:
@@ -187,9 +192,9 @@ def inspected(promise: Promise, rows: JacobianRows, directions: Tensor, closed: 
 
     ``closed`` is the precision that is taken where the promise does not ask for a larger one.
     """
-    inside, apart = split(rows, seed)
+    inside, apart = split(rows, seed)[0]
     some = sorted([*apart, *inside][: max(1, min(_MOST, _NUMBERS // rows.n_outputs))])
-    seen = answers(rows, rows.examples.chosen(some), directions)
+    seen = answers(rows, [(rows.examples.chosen(some), directions)])
     needed, by = least_precision(seen)
     decided_by = by if needed > promise.needed_apart else promise.decided_by
     new = replace(promise, needed_inside=needed, decided_by=decided_by)
@@ -257,11 +262,17 @@ def _golden(function: Callable[[float], float], low: float, high: float) -> floa
     return 0.5 * (low + high)
 
 
-def split(rows: JacobianRows, seed: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Return the examples whose rows a trial takes, and those that it keeps apart; by the seed, in order."""
+def split(rows: JacobianRows, seed: int) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Return the examples whose rows a trial takes, and those that it keeps apart; by the seed, each in order.
+
+    Where examples are few, every one of them is kept apart once, in one of several trials.
+    """
     n, width = len(rows.examples), max(1, rows.n_outputs)
-    apart = max(1, min(_MOST, max(n // _APART_SHARE, min(_FEWEST, n // 2)), _NUMBERS // width))
-    cheap, most = (max(1, size // rows.granule) for size in (_CHEAP_ROWS, _TRIAL_ROWS))
-    inside = min(_MOST, max(n // _TRIAL_SHARE, cheap), n - apart, most)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu").tolist()
-    return sorted(order[apart : apart + inside]), sorted(order[:apart])
+    cheap, most = (max(1, size // rows.granule) for size in (_CHEAP_ROWS, _TRIAL_ROWS))
+    if n <= 2 * _FEWEST and n * width <= _NUMBERS:
+        apart = [order[fold::_FOLDS] for fold in range(min(_FOLDS, n))]
+        return [(sorted([i for i in order if i not in out][:most]), sorted(out)) for out in map(set, apart)]
+    n_apart = max(1, min(_MOST, max(n // _APART_SHARE, min(_FEWEST, n // 2)), _NUMBERS // width))
+    n_inside = min(_MOST, max(n // _TRIAL_SHARE, cheap), n - n_apart, most)
+    return [(sorted(order[n_apart : n_apart + n_inside]), sorted(order[:n_apart]))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -23,10 +24,16 @@ def run_trial(fit: Asked, base: noise.Base | None, seed: int) -> Promise:
 
     The noise is that of the fit's own samples.
     """
-    rows, found = fit.rows, list[Tensor]()
-    inside, apart = split(rows, seed)
-    n_samples = SAMPLES if base is None else fit.n_samples
-    asked, setup = fit, None
+    rows, folds = fit.rows, split(fit.rows, seed)
+    looks = [(rows.examples.chosen(apart), _directions(fit, inside, base, seed)) for inside, apart in folds]
+    seen = answers(rows, looks)
+    needed, by = least_precision(seen)
+    return Promise(sum(len(apart) for _, apart in folds), len(folds[0][0]), needed, 0.0, by, seen.std)
+
+
+def _directions(fit: Asked, inside: Sequence[int], base: noise.Base | None, seed: int) -> Tensor:  # (S, P)
+    """Return noise, projected on the null space of the rows of some examples."""
+    rows, n_samples = fit.rows, SAMPLES if base is None else fit.n_samples
     if inside:
         asked, setup = _planned(replace(fit, rows=rows.on(rows.examples.chosen(inside))), n_samples)
         n_samples = asked.n_samples
@@ -34,24 +41,23 @@ def run_trial(fit: Asked, base: noise.Base | None, seed: int) -> Promise:
         drawn = noise.normal(rows.network, seed, 0, n_samples)
     else:
         drawn = noise.based(rows.network, base, seed, 0, n_samples)[:n_samples]
-    if setup is not None:
+    if not inside:
+        return drawn.to(rows.device, rows.dtype)
+    found = list[Tensor]()
 
-        def work(setup: Setup) -> None:
-            some = copy.copy(asked.rows)  # another plan starts from what was asked
-            some.working_bytes = setup.working_bytes
-            state = setup.projector.prepare(some.stored(setup.storage))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)  # what is left then only adds to the variance
-                projection = setup.projector.apply(state, drawn)
-            if projection.info.outcome is Outcome.INTERRUPTED:
-                raise KeyboardInterrupt
-            found.append(projection.directions)
+    def work(setup: Setup) -> None:
+        some = copy.copy(asked.rows)  # another plan starts from what was asked
+        some.working_bytes = setup.working_bytes
+        state = setup.projector.prepare(some.stored(setup.storage))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # what is left then only adds to the variance
+            projection = setup.projector.apply(state, drawn)
+        if projection.info.outcome is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt
+        found.append(projection.directions)
 
-        within_memory(asked, setup, work, found.clear)
-    directions = found[0] if found else drawn.to(rows.device, rows.dtype)
-    seen = answers(rows, rows.examples.chosen(apart), directions)
-    needed, by = least_precision(seen)
-    return Promise(len(apart), len(inside), needed, 0.0, by, seen.std)
+    within_memory(asked, setup, work, found.clear)
+    return found[0]
 
 
 def _planned(fit: Asked, n_samples: int) -> tuple[Asked, Setup]:
