@@ -133,10 +133,11 @@ FIELDS = (
     "hessian", "likelihood.name", "likelihood.class_dim", "likelihood.ignore_index", "likelihood.temperature",
     *(f"report.{key}" for key in (
         "projector", "reason", "route", "n_data", "n_rows", "tolerance", "sweeps", "residual", "converged", "traces",
-        "rank", "output_std", "seed", "train_std", "peak_memory", "seconds", "notes", "data", "promise",
+        "rank", "output_std", "seed", "train_std", "train_loss_std", "peak_memory", "seconds", "notes", "data",
+        "promise",
     )),
 )  # fmt: skip
-MAY_BE_NONE = ("likelihood.class_dim", "report.rank", "report.peak_memory", "report.promise")
+MAY_BE_NONE = ("likelihood.class_dim", "report.rank", "report.peak_memory", "report.promise", "report.train_loss_std")
 
 
 def place(header: dict[str, Any], field: str) -> tuple[dict[str, Any], str]:

@@ -267,3 +267,19 @@ def test_a_loss_of_ones_own_is_kept_in_its_own_units(kind: type) -> None:
     posterior = fit(kind, CUSTOM)
     assert worse(posterior, CUSTOM) <= NATS + 1e-9
     assert posterior.report.promise.accuracy_network is None
+
+
+def test_examples_whose_targets_are_all_ignored_ask_for_nothing(tmp_path: Path) -> None:
+    x, y = draw(CLASSIFICATION)
+    ignored = torch.where(torch.arange(N) < 3, y, -100)
+    posterior = nb.ProjectedPosterior(trained(CLASSIFICATION)).fit(
+        [(x, ignored)], 5, generator=seeded(), progress=False
+    )
+    assert math.isfinite(posterior.report.promise.apart_std)
+    posterior.save(tmp_path / "file")
+
+
+def test_nothing_is_promised_where_the_likelihood_is_not_a_number() -> None:
+    kept = rule.Promise(10, 10, 1.0, 1.0, "nll", 1.0, 0.5, 0.5)
+    assert kept.kept
+    assert not rule.Promise(10, 10, 1.0, 1.0, "nll", 1.0, 0.5, math.nan).kept

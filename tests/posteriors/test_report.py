@@ -36,6 +36,11 @@ def test_the_report_counts_and_measures(kind: type, task: Task) -> None:
     assert report.prior_precision == posterior.prior_precision
     change = torch.einsum("nop,sp->sno", jacobian(model, x), posterior.directions) / posterior.prior_precision**0.5
     assert report.train_std == pytest.approx(float(change.square().mean().sqrt()), abs=1e-12)
+    if kind is nb.LossProjectedPosterior:
+        losses = (posterior.directions @ rows.T) / posterior.prior_precision**0.5
+        assert report.train_loss_std == pytest.approx(float(losses.square().mean().sqrt()), abs=1e-12)
+    else:
+        assert report.train_loss_std is None
     outputs = model(x).detach()
     spread = (outputs - outputs.mean(0)).square().mean().sqrt()
     assert report.output_std == pytest.approx(float(spread))

@@ -12,7 +12,7 @@ import torch
 import nullbayes as nb
 from drawing import randn
 from models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
-from nullbayes.errors import LikelihoodError, SettingsError
+from nullbayes.errors import CollapseWarning, LikelihoodError, SettingsError
 from posteriors.fitting import each_kind, each_task, seeded
 from trained import draw, trained
 
@@ -145,3 +145,54 @@ def test_the_noise_of_a_regression_is_tuned_with_the_precision() -> None:
     residual = trained(REGRESSION)(x).detach() - loud
     best = min(float((residual.square() / (2 * s * s)).mean()) + math.log(s * math.sqrt(2 * math.pi)) for s in grid)
     assert check.nll_posterior <= best + 1e-4
+
+
+def test_a_new_fit_measures_its_precision_again() -> None:
+    posterior = fit(nb.ProjectedPosterior, CLASSIFICATION)
+    wanted = posterior.prior_precision
+    posterior.tune([draw(CLASSIFICATION, 300, seed=5)])
+    assert posterior.prior_precision != wanted
+    posterior.fit([draw(CLASSIFICATION)], 20, generator=seeded(), progress=False)
+    assert (posterior.prior_precision, posterior.temperature) == (wanted, 1.0)
+
+
+def test_a_precision_that_was_not_measured_is_not_made_up() -> None:
+    posterior = fit(nb.ProjectedPosterior, CLASSIFICATION, held_out=[draw(CLASSIFICATION, 100, seed=5)])
+    with pytest.raises(SettingsError, match="measured during a fit"):
+        posterior.prior_precision = "auto"
+
+
+def test_what_rounding_moves_is_no_variance() -> None:
+    """Five columns and sixty examples: nothing is left of the noise but rounding."""
+    x, y = draw(CLASSIFICATION)
+    model = torch.nn.Linear(4, 3).double()
+    posterior = nb.ProjectedPosterior(model, prior_precision=7.0)
+    with pytest.warns(CollapseWarning):
+        posterior.fit([(x, y)], 5, projector=nb.projectors.ExactPrimal(), progress=False)
+    posterior.tune([(x, y)])
+    assert posterior.predict(10 * x).variance.max() < 1e-6
+
+
+def test_a_name_does_not_take_the_temperature_of_a_file_back(tmp_path: Path) -> None:
+    posterior = fit(nb.ProjectedPosterior, CLASSIFICATION)
+    posterior.temperature = 2.0
+    posterior.save(tmp_path / "file")
+    model = trained(CLASSIFICATION)
+    assert nb.load(tmp_path / "file", model, likelihood="classification").temperature == 2.0
+    own = nb.likelihoods.Classification(temperature=3.0)
+    assert nb.load(tmp_path / "file", model, likelihood=own).temperature == 3.0
+
+
+def test_noise_that_was_far_too_small_is_mended() -> None:
+    x, y = draw(REGRESSION, 400, seed=5)
+    posterior = nb.ProjectedPosterior(trained(REGRESSION), nb.likelihoods.Regression(1e-4), prior_precision=1e4)
+    posterior.fit([draw(REGRESSION)], 10, generator=seeded(), progress=False).tune([(x, y)])
+    rms = float((trained(REGRESSION)(x).detach() - y).square().mean().sqrt())
+    assert 0.5 * rms < posterior.likelihood.sigma_noise < 1.1 * rms
+
+
+@pytest.mark.parametrize("kind", [nb.baselines.LinearizedLaplace, nb.baselines.LocalEnsemble, nb.baselines.MAP])
+def test_baselines_say_what_to_use_instead(kind: type) -> None:
+    rival = kind(trained(CLASSIFICATION)).fit([draw(CLASSIFICATION)], progress=False)
+    with pytest.raises(SettingsError, match="optimize_prior_precision"):
+        rival.tune([draw(CLASSIFICATION)])

@@ -7,7 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Never, Self
 
 import torch
 from torch import Tensor, nn
@@ -252,6 +252,14 @@ class Baseline(SamplePosterior):
         self.prior_precision = best
         return best
 
+    def tune(self, loader: Iterable[Any]) -> Never:
+        """Refuse: samples of a baseline do not scale with its precision."""
+        msg = (
+            f"{type(self).__name__} has no tune: optimize_prior_precision(loader) chooses its precision, and "
+            "temperature may be set."
+        )
+        raise SettingsError(msg)
+
     def _held_out(self, loader: Iterable[Any], pred_type: str) -> Callable[[float], float]:
         """Return the log-likelihood of the mean prediction as a function of the precision."""
         examples = Examples(loader, self._batch_fn, self._network.device)
@@ -259,14 +267,16 @@ class Baseline(SamplePosterior):
         link = self._link if self._link == "mc" else default_link(pred_type)
 
         def objective(alpha: float) -> float:
-            self.prior_precision, total = alpha, 0.0
+            self.prior_precision, total, n_targets = alpha, 0.0, 0
             for x, y in chunks:
                 with warnings.catch_warnings():
                     warnings.filterwarnings("ignore", "Some predictions", NullBayesWarning)  # the search goes around it
                     found = self.predict(x, pred_type=pred_type)
                 self._likelihood.check(found.mean, y)
-                total -= len(y) * nll(self._likelihood, found.mean, found.samples - found.mean, y, link)
-            return total / len(examples)
+                here = self._likelihood.n_targets(found.mean, y)
+                total -= here * nll(self._likelihood, found.mean, found.samples - found.mean, y, link)
+                n_targets += here
+            return total / max(1, n_targets)
 
         return objective
 

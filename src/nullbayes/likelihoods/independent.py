@@ -87,7 +87,8 @@ class Regression(Likelihood):
     Parameters
     ----------
     sigma_noise : float, optional
-        The standard deviation; by default the root mean square of the training residuals at the trained network.
+        The standard deviation. By default it is the root mean square of the training residuals at the trained network;
+        the projected posteriors correct it for the degrees of freedom that the network spent on them.
     """
 
     sigma_noise: float | None = None

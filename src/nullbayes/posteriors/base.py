@@ -69,7 +69,7 @@ class SamplePosterior(Copied):
         self._directions: Tensor | None = None  # (S, P)
         self._kernel_dimension = 0.0
         self._precision: float | None = None
-        self._precision_rule = _check_precision(prior_precision)
+        self._precision_rule = self._asked_precision = _check_precision(prior_precision)
 
     def __repr__(self) -> str:
         """Say what it is of, and how many samples it has."""
@@ -118,7 +118,7 @@ class SamplePosterior(Copied):
     def prior_precision(self, value: str | float) -> None:
         rule = _check_precision(value)
         self._precision = self._resolve_precision(rule) if self._directions is not None else None
-        self._precision_rule = rule
+        self._precision_rule = self._asked_precision = rule
 
     def _resolve_precision(self, rule: str | float) -> float:
         if not isinstance(rule, str):
@@ -130,7 +130,8 @@ class SamplePosterior(Copied):
     def temperature(self) -> float:
         """The temperature of the likelihood in predictions: logits are divided by it, a noise variance is multiplied.
 
-        1 after a fit, unless :meth:`tune` or ``fit(..., held_out=loader)`` chose another; may be set.
+        After a fit it is that of the likelihood as it was given, 1 by default, unless ``fit(..., held_out=loader)`` or
+        :meth:`tune` chose another; may be set.
         """
         return self._likelihood.temperature
 
@@ -325,7 +326,9 @@ class SamplePosterior(Copied):
         outputs, changes, targets = self._evaluate(loader)
         self._counted(outputs, targets)
         alpha, temperature = best_scale(Answers(self._likelihood, outputs, changes, targets))
+        asked = self._asked_precision  # which a new fit goes by
         self.prior_precision, self.temperature = alpha, temperature
+        self._asked_precision = asked
         return self
 
     # --- files --------------------------------------------------------------------------------------------------------

@@ -68,7 +68,8 @@ def _likelihood(header: Mapping[str, Any], given: Likelihood | None) -> Likeliho
     if given.name != stored["name"]:
         msg = f"The posterior was fitted with a {stored['name']} likelihood, not with {given.name}: leave it out."
         raise FileError(msg)
-    return given
+    plain = given.name != "custom" and given == resolve(given.name)
+    return resolve(stored.pop("name"), **stored) if plain else given  # a name alone takes nothing back
 
 
 def _directions(kind: type[SamplePosterior], tensors: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:

@@ -80,7 +80,7 @@ _REPORT: Mapping[str, Test] = {
     "projector": _text, "reason": _text, "route": _text, "n_data": _count, "n_rows": _count,
     "tolerance": _not_negative, "sweeps": _count, "residual": _list_of(_not_negative), "converged": _flag,
     "traces": _list_of(_number), "rank": _or_none(_count), "output_std": _not_negative, "seed": _count,
-    "train_std": _not_negative, "peak_memory": _or_none(_count),
+    "train_std": _not_negative, "train_loss_std": _or_none(_not_negative), "peak_memory": _or_none(_count),
     "data": _text, "promise": _or_none(_fields),
     "notes": lambda value: isinstance(value, list) and len(value) <= MOST_NOTES and all(map(_text, value)),
     "seconds": lambda value: _fields(value) and all(map(_not_negative, value.values())),

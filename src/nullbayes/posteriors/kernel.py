@@ -34,7 +34,7 @@ from nullbayes.posteriors.report import FitReport, added, check_same_data, dimen
 from nullbayes.posteriors.resources import Meter
 from nullbayes.posteriors.setup import Asked, Setup, set_up, within_memory
 from nullbayes.posteriors.sigma import with_noise
-from nullbayes.posteriors.spread import train_std
+from nullbayes.posteriors.spread import loss_std, train_std
 from nullbayes.posteriors.trial import run_trial
 from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
@@ -85,13 +85,11 @@ class KernelPosterior(SamplePosterior):
         n_samples : int
             How many.
         held_out : iterable of batches, optional
-            Data that the network was not trained on: the prior precision and the temperature are then chosen by their
-            likelihood, whatever ``prior_precision`` says; see :meth:`tune`.
+            Data that the network was not trained on, to choose precision and temperature by; see :meth:`tune`.
         projector : "auto" or Projector
             How to project; "auto" chooses by rows, parameters and memory, and says why in the report.
         tolerance : float, optional
-            The fraction of the noise's effect on the training outputs (default 0.01), or losses (0.02), that may
-            remain, for "auto".
+            The share of the noise's effect on training outputs (0.01) or losses (0.02) that may remain, for "auto".
         base : Tensor (S, P), mapping of named tensors (S, ...), or callable (n, generator) -> either
             Noise to project instead of N(0, I): samples of another posterior around the same parameters, as deviations
             from them. It carries its own scale, so "optimal" then means a precision of 1.
@@ -104,9 +102,8 @@ class KernelPosterior(SamplePosterior):
         checkpoint : path, optional
             A file in which an iterative projector keeps what it has reached, every few seconds. A fit that was killed,
             or interrupted with Ctrl-C, is called again as before with the same path: it goes on at the stored sweep,
-            with the seed of the file, and ends with the same samples, bit by bit, on the same machine. A file that
-            cannot be written stops the fit at its start and is a warning later; that of another fit is refused. It is
-            removed when the fit has finished.
+            with the seed of the file, to the same samples, bit by bit, on the same machine. A file that cannot be
+            written stops the fit at its start and is a warning later. It is removed when the fit has finished.
         progress : bool
             Show a bar, on a terminal.
         """
@@ -116,6 +113,7 @@ class KernelPosterior(SamplePosterior):
         self._base, self._likelihood = base, self._asked
         self._forget()  # what an earlier fit holds is memory for this one
         self._precision = self._report = None
+        self._precision_rule = self._asked_precision
         tolerance = self._tolerance if tolerance is None else tolerance
         with Progress(show=progress) as bar, Checkpoint(checkpoint) as store:
             asked = Asked(self._open(loader, bar), n_samples, projector, tolerance, memory_limit)
@@ -212,11 +210,10 @@ class KernelPosterior(SamplePosterior):
     @full_precision()
     def _open(self, loader: Iterable[Any], bar: Progress) -> JacobianRows:
         """Read the data."""
-        network = self._network
-        network.check_unchanged()
-        self._meter = meter = Meter(network.device, bar.phase)
+        self._network.check_unchanged()
+        self._meter = meter = Meter(self._network.device, bar.phase)
         with meter.phase("data"):
-            examples = Examples(loader, self._batch_fn, network.device)
+            examples = Examples(loader, self._batch_fn, self._network.device)
             rows = self._open_rows(examples)
             fitted = with_noise(self._likelihood, rows)
             if fitted is not rows.likelihood:
@@ -271,7 +268,7 @@ class KernelPosterior(SamplePosterior):
         measured = slice(0, n_samples) if self._base is None else slice(n_samples, None)
         estimates = traces(drawn[measured].to(new.device), projection.directions[measured])
         with self._meter.phase("measure"):
-            left = train_std(self._jacobian, self._rows, new)
+            left = [measure(self._jacobian, self._rows, new) for measure in (train_std, loss_std)]
         directions = new if self._directions is None else torch.cat([self._directions, new])
         report |= added(report, info, estimates, left, self._projector.rtol, n_samples)
         report["seconds"], report["peak_memory"] = dict(self._meter.seconds), self._meter.peak()
@@ -290,8 +287,12 @@ class KernelPosterior(SamplePosterior):
     def _resolve_precision(self, rule: str | float) -> float:
         if rule == "auto":
             promise: Promise | None = None if self._report is None else self._report["promise"]
-            least = self._resolve_precision("optimal")
-            return least if promise is None else max(least, promise.needed)
+            if promise is None:
+                msg = (
+                    'prior_precision="auto" is measured during a fit that has it from the start: fit again, or tune().'
+                )
+                raise SettingsError(msg)
+            return max(self._resolve_precision("optimal"), promise.needed)
         if isinstance(rule, str) and self._base is not None:
             return 1.0
         return super()._resolve_precision(rule)
@@ -320,8 +321,7 @@ class KernelPosterior(SamplePosterior):
             The inputs.
         exact : bool
             Project the rows of :math:`J(x)` themselves, :math:`\|(I - A^+A) J_o(x)^\top\|^2/\alpha`: no Monte Carlo
-            error, at the price of one projection per output. An iterative projector takes the steps that it took for
-            the samples: it projects some of them again, then each row once for every number of sweeps.
+            error, at the price of one projection per output, by the steps that the samples took.
         """
         if not exact:
             return self.predict(x).variance

@@ -21,7 +21,7 @@ from torch import Tensor
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.products import linearized
 from nullbayes.jacobian.rows import JacobianRows
-from nullbayes.likelihoods import Likelihood
+from nullbayes.likelihoods import Likelihood, Regression
 from nullbayes.predictive import centred
 
 NATS = 3e-3  # by which the negative log-likelihood of a target may rise
@@ -35,8 +35,9 @@ _TRIAL_ROWS, _CHEAP_ROWS = 5_000, 1_600  # that a trial has at most, and that co
 _NUMBERS = 2**20  # outputs that are looked at
 _ON_HOST = 2**17  # outputs up to which a search is faster on the host: it is many small steps
 _VISIBLE = 1e-3  # of the spread of the outputs
+_ROUNDING = 8.0  # eps of the outputs
 _INDIFFERENT, _HARMLESS = 1e-5, 1e-3  # nats of held-out likelihood: of the mean, and with its error added
-_TEMPERATURES = (0.05, 20.0)  # between which temperature scaling looks for the best
+_TEMPERATURES, _NOISES = (0.05, 20.0), (1e-10, 1e10)  # between which temperature scaling looks, for logits and noise
 _AROUND = 2.0  # times less or more than that is tried beside a variance
 
 
@@ -80,7 +81,7 @@ class Promise:
     @property
     def kept(self) -> bool:
         """Whether the fit's own examples are predicted as well as by the network, at the precision that was chosen."""
-        worse = self.nll_posterior - self.nll_network > NATS + 1e-6 * abs(self.nll_network)
+        worse = not self.nll_posterior - self.nll_network <= NATS + 1e-6 * abs(self.nll_network)  # NaN is worse
         if self.accuracy_network is None or self.accuracy_posterior is None:
             return not worse
         return not worse and self.accuracy_posterior >= self.accuracy_network - POINTS - 1e-9
@@ -106,9 +107,14 @@ class Answers:
     def __init__(self, likelihood: Likelihood, outputs: Tensor, changes: Tensor, targets: Tensor) -> None:
         self.likelihood, self.outputs, self.targets = likelihood, outputs, targets
         self.n_targets = max(1, likelihood.n_targets(outputs, targets))
-        counted = likelihood.counted(outputs, targets)
-        squares = changes.square().sum(0).double() / (len(changes) - 1)
-        self.std = math.sqrt(float((squares if counted is None else squares[counted]).mean()))
+        counted, squares = likelihood.counted(outputs, targets), torch.zeros_like(outputs, dtype=torch.float64)
+        for change in changes:
+            squares += change.double().square() / (len(changes) - 1)
+        seen = squares if counted is None else squares[counted]
+        self.std = math.sqrt(float(seen.mean())) if seen.numel() else 0.0
+        rounding = _ROUNDING * torch.finfo(outputs.dtype).eps * float(outputs.abs().max())
+        self.std = 0.0 if self.std <= rounding else self.std  # what rounding moves says nothing
+        self._counts = bool(seen.numel())
         self._closed = likelihood.has_closed_form
         self._spread = likelihood.link_variance(outputs, changes) if self._closed else changes
         if self._closed and outputs.numel() <= _ON_HOST:
@@ -136,7 +142,7 @@ class Answers:
 
     def accuracy(self, alpha: float) -> float | None:
         """Return the share of right answers at a precision, where there is such a thing."""
-        if not self.likelihood.has_probabilities:
+        if not (self.likelihood.has_probabilities and self._counts):
             return None
         variance = None if math.isinf(alpha) else self._spread / alpha
         return self.likelihood.accuracy(self.likelihood.probabilities(self.outputs, variance), self.targets)
@@ -193,7 +199,8 @@ def inspected(promise: Promise, rows: JacobianRows, directions: Tensor, closed: 
     ``closed`` is the precision that is taken where the promise does not ask for a larger one.
     """
     inside, apart = split(rows, seed)[0]
-    some = sorted([*apart, *inside][: max(1, min(_MOST, _NUMBERS // rows.n_outputs))])
+    most = max(1, min(_MOST, SAMPLES * _NUMBERS // (len(directions) * rows.n_outputs)))
+    some = sorted([*apart, *inside][:most])
     seen = answers(rows, [(rows.examples.chosen(some), directions)])
     needed, by = least_precision(seen)
     decided_by = by if needed > promise.needed_apart else promise.decided_by
@@ -221,7 +228,8 @@ def best_scale(found: Answers) -> tuple[float, float]:
         t = math.exp(_golden(lambda log_t: found.tempered(math.exp(log_t)).nll(alpha), math.log(low), math.log(high)))
         return found.tempered(t).nll(alpha), t
 
-    _, t = min(at(math.inf, *_TEMPERATURES), (found.nll(math.inf), found.likelihood.temperature))
+    limits = _NOISES if isinstance(found.likelihood, Regression) else _TEMPERATURES
+    _, t = min(at(math.inf, *limits), (found.nll(math.inf), found.likelihood.temperature))
     if not found.std > 0.0:
         return 1.0, t
     bounds, scaled = (t / _AROUND, t * _AROUND), found if found.likelihood.temperature == t else found.tempered(t)

@@ -48,6 +48,9 @@ class FitReport:
         What the default precision was chosen by; None where the precision was given, or chosen on held-out data.
     train_std : float
         Root mean square standard deviation that is left on the training outputs, in their own units, at that precision.
+    train_loss_std : float or None
+        Root mean square change of the training losses to first order, in nats, at that precision; None for rows of
+        outputs.
     output_std : float
         The spread of the network's own training outputs, to compare it with.
     collapsed : bool
@@ -78,6 +81,7 @@ class FitReport:
     temperature: float
     promise: Promise | None
     train_std: float
+    train_loss_std: float | None
     output_std: float
     collapsed: bool
     seconds: dict[str, float]
@@ -100,6 +104,7 @@ class FitReport:
     ) -> Self:
         """Make the report of what a fit has measured, for the prior precision ``alpha`` in use by a rule."""
         size, stderr = dimension(measured, n_parameters)
+        losses = measured["train_loss_std"]
         same = ("projector", "reason", "route", "n_data", "n_rows", "tolerance", "converged", "sweeps", "output_std")
         return cls(
             **{name: measured[name] for name in (*same, "peak_memory")},
@@ -108,6 +113,7 @@ class FitReport:
             collapsed=size <= max(1.0, 1e-4 * n_parameters), seconds=dict(measured["seconds"]),
             notes=tuple(measured["notes"]), temperature=temperature,
             precision_rule=rule if isinstance(rule, str) else "",
+            train_loss_std=None if losses is None else losses / alpha**0.5,
             promise=measured["promise"] if rule == "auto" else None,
         )  # fmt: skip
 
@@ -135,7 +141,8 @@ class FitReport:
             *([] if self.promise is None else [("promise", self._kept(self.promise))]),
             (
                 "std on training",
-                f"{self.train_std:.3g} (the outputs themselves spread by {self.output_std:.3g})",
+                f"{self.train_std:.3g} (the outputs themselves spread by {self.output_std:.3g})"
+                + ("" if self.train_loss_std is None else f", losses {self.train_loss_std:.2g} nats"),
             ),
             ("time", ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())),
             ("memory", memory),
@@ -170,11 +177,23 @@ def dimension(measured: Mapping[str, Any], n_parameters: int) -> tuple[float, fl
 
 
 def added(
-    measured: Mapping[str, Any], info: Info, traces: Iterable[float], train_std: float, rtol: float, n_new: int
+    measured: Mapping[str, Any],
+    info: Info,
+    traces: Iterable[float],
+    left: Iterable[float | None],
+    rtol: float,
+    n_new: int,
 ) -> dict[str, Any]:
-    """Return what a fit has measured once ``n_new`` more samples are drawn."""
+    """Return what a fit has measured once ``n_new`` more samples are drawn.
+
+    ``left`` are the standard deviations of training outputs, and of training losses where they were measured.
+    """
     have = len(measured["residual"])
-    squares = n_new * train_std**2 + have * measured.get("train_std", 0.0) ** 2
+
+    def pooled(name: str, new: float | None) -> float | None:
+        old = measured.get(name) or 0.0
+        return None if new is None else math.sqrt((n_new * new**2 + have * old**2) / (have + n_new))
+
     return {
         "tolerance": max(measured["tolerance"], rtol),
         "residual": measured["residual"] + tuple(float(r) for r in info.residual[:n_new]),
@@ -182,7 +201,7 @@ def added(
         "sweeps": max(measured["sweeps"], info.sweeps),
         "traces": measured["traces"] + tuple(float(t) for t in traces),
         "rank": info.rank,
-        "train_std": math.sqrt(squares / (have + n_new)),
+        **{name: pooled(name, new) for name, new in zip(("train_std", "train_loss_std"), left, strict=True)},
     }
 
 
@@ -242,7 +261,8 @@ class FitCheck:
     n_data : int
         Examples checked.
     mean_shift, max_shift : float
-        Root mean square and largest distance of the mean outputs from the network's, in units of the outputs.
+        Root mean square and largest distance of the mean outputs from the network's, in units of the outputs: zero up
+        to rounding for linearized predictions, whose mean is the network's output.
     std : float
         Root mean square standard deviation of the outputs.
     output_std : float

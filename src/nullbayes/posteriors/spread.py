@@ -1,4 +1,4 @@
-"""How far the training outputs vary under the samples of a posterior."""
+"""How far the training outputs, and the training losses, vary under the samples of a posterior."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from nullbayes.jacobian.jacobians import OutputJacobian
+from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.products import linearized
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.rows import Rows
@@ -35,3 +35,10 @@ def train_std(jacobian: JacobianRows, rows: Rows, directions: Tensor) -> float: 
             total += float(changes.square().sum())
             n_counted += own.numel() if counted is None else int(counted.sum())
     return math.sqrt(total / max(1, n_counted) / len(directions))
+
+
+def loss_std(jacobian: JacobianRows, rows: Rows, directions: Tensor) -> float | None:  # (S, P)
+    """Return the standard deviation of the training losses to first order, where the rows are those of losses."""
+    if not isinstance(jacobian, LossJacobian):
+        return None
+    return float((rows.norms(directions).square().mean() / rows.n_rows).sqrt())

@@ -25,7 +25,7 @@ def run_trial(fit: Asked, base: noise.Base | None, seed: int) -> Promise:
     The noise is that of the fit's own samples.
     """
     rows, folds = fit.rows, split(fit.rows, seed)
-    looks = [(rows.examples.chosen(apart), _directions(fit, inside, base, seed)) for inside, apart in folds]
+    looks = ((rows.examples.chosen(apart), _directions(fit, inside, base, seed)) for inside, apart in folds)
     seen = answers(rows, looks)
     needed, by = least_precision(seen)
     return Promise(sum(len(apart) for _, apart in folds), len(folds[0][0]), needed, 0.0, by, seen.std)
