@@ -13,6 +13,7 @@ import nullbayes as nb
 from cube import Cube
 from drawing import randn
 from models import CLASSIFICATION, MODELS, Model, Slow, call, jacobian
+from nullbayes.errors import ModelError
 from nullbayes.jacobian import layers, products
 from nullbayes.jacobian.batches import map_leaves
 from nullbayes.jacobian.network import Network
@@ -144,3 +145,33 @@ def test_threads_predict_with_one_network(n_vectors: int) -> None:
     with ThreadPoolExecutor(4) as threads:
         for _, changes in threads.map(lambda _: products.linearized(network, x, vectors), range(8)):
             torch.testing.assert_close(changes, wanted)
+
+
+class AtZero(nn.Module):
+    """Has a ReLU at zero, which rounding opens in large batches: a GPU has other kernels for those."""
+
+    def __init__(self, effect: float) -> None:
+        super().__init__()
+        self.hidden, self.head, self.effect = nn.Linear(4, 5), nn.Linear(5, 3), effect
+        with torch.no_grad():
+            self.hidden.weight[0], self.hidden.bias[0] = 0.0, 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        large = len(x) > products._COMPARED
+        rounding = 1e-12 * (1 if large else -1) + (self.effect * x.mean(0).sum() if large else 0.0)
+        return self.head((self.hidden(x) + rounding).relu())
+
+
+def test_a_relu_at_zero_is_not_taken_for_coupled() -> None:
+    network, x = Network(AtZero(0.0).double()), randn(40, 4, generator=torch.Generator().manual_seed(0)).double()
+    _ = products.output_rows(network, x[:8])  # the route is found on few
+    rows = products.output_rows(network, x)
+    assert rows[:, 0, :5].abs().sum() > 0  # the unit is open
+    assert products._layer_rows(network, x).route.startswith("by layers")
+
+
+def test_predictions_of_examples_that_influence_each_other_are_refused() -> None:
+    network, x = Network(AtZero(0.1).double()), randn(40, 4, generator=torch.Generator().manual_seed(0)).double()
+    _ = products.output_rows(network, x[:8])
+    with pytest.raises(ModelError, match="influence each other"):
+        products.output_rows(network, x)

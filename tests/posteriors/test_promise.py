@@ -54,7 +54,7 @@ def test_a_default_fit_predicts_its_training_data_as_the_network_does(kind: type
 def test_the_closed_form_breaks_the_promise_that_the_default_keeps(kind: type) -> None:
     """Or the tests above would show nothing."""
     closed, auto = fit(kind, MULTILABEL, precision="optimal"), fit(kind, MULTILABEL)
-    assert worse(closed, MULTILABEL, 500, seed=7) > 0.015
+    assert worse(closed, MULTILABEL, 500, seed=7) > 0.01
     assert auto.prior_precision > 2 * closed.prior_precision
     assert torch.equal(auto.directions, closed.directions)
 
@@ -64,7 +64,7 @@ def test_the_closed_form_breaks_the_promise_that_the_default_keeps(kind: type) -
 def test_a_rule_that_ignores_the_training_data_would_be_noticed(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (rule, trial):
         monkeypatch.setattr(module, "least_precision", lambda found: (0.0, "nothing"))
-    assert worse(fit(kind, MULTILABEL), MULTILABEL, 500, seed=7) > 0.015
+    assert worse(fit(kind, MULTILABEL), MULTILABEL, 500, seed=7) > 0.01
 
 
 def test_examples_in_the_rows_alone_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def test_examples_in_the_rows_alone_would_not_do(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(trial, "least_precision", lambda found: (0.0, "nothing"))
     posterior = fit(nb.ProjectedPosterior, MULTILABEL)
     assert worse(posterior, MULTILABEL) < NATS
-    assert worse(posterior, MULTILABEL, 500, seed=7) > 0.015
+    assert worse(posterior, MULTILABEL, 500, seed=7) > 0.01
 
 
 # --- the search -------------------------------------------------------------------------------------------------------
