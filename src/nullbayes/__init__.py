@@ -16,6 +16,7 @@ Projectors (noise in, kernel directions out)
 
 Around them
     ``as_module``                 a plain function of a dict of parameters, as a model
+    ``evaluation_loader``         of a loader made for training: the same examples, each once and in order
     ``likelihoods``               classification, binary, multilabel, regression, a loss of your own
     ``metrics``                   accuracy, confidence, nll, brier, ece, mce, auroc, fpr95
     ``errors``                    what can go wrong, by name
@@ -28,6 +29,7 @@ from nullbayes import metrics as metrics
 from nullbayes import projectors as projectors
 from nullbayes.jacobian.jacobians import LossJacobian as LossJacobian
 from nullbayes.jacobian.jacobians import OutputJacobian as OutputJacobian
+from nullbayes.jacobian.loaders import evaluation_loader as evaluation_loader
 from nullbayes.jacobian.modules import as_module as as_module
 from nullbayes.linalg.held import DenseRows as DenseRows
 from nullbayes.linalg.matrix_free import MatrixFreeRows as MatrixFreeRows

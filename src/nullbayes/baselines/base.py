@@ -23,15 +23,16 @@ from nullbayes.jacobian.products import output_rows
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise
+from nullbayes.posteriors.arguments import data_and_count
 from nullbayes.posteriors.base import SamplePosterior
-from nullbayes.posteriors.numbers import positive, whole
+from nullbayes.posteriors.numbers import positive
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.resources import Meter, memory_limit_bytes
+from nullbayes.posteriors.scale import best_of_grid, check_method
 from nullbayes.precision import full_precision
 from nullbayes.predictive import default_link, nll, stream
 
 _ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of new inputs, at a time
-GRID = (0.1, 1.0, 5.0, 10.0, 50.0, 100.0)  # of the paper
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,8 @@ class Baseline(SamplePosterior):
 
     def fit(
         self,
-        loader: Iterable[Any],
+        loader: Any,
+        targets: Any = None,
         n_samples: int = 30,
         *,
         generator: torch.Generator | None = None,
@@ -101,8 +103,12 @@ class Baseline(SamplePosterior):
 
         Parameters
         ----------
-        loader : iterable of batches
-            The training data, unshuffled and without augmentation.
+        loader : iterable of batches, or all inputs
+            The training data, unshuffled and without augmentation: ``fit(loader)``; of a loader that was made for
+            training, :func:`nb.evaluation_loader <nullbayes.evaluation_loader>` makes one. Or the inputs, as a tensor
+            or an array: ``fit(x, y)``.
+        targets : Tensor or array, optional
+            The targets of those inputs. A number in their place is ``n_samples``: ``fit(loader, 50)``.
         n_samples : int
             How many samples predictions are made of.
         generator : torch.Generator, optional
@@ -113,7 +119,9 @@ class Baseline(SamplePosterior):
         progress : bool
             Show a bar, on a terminal.
         """
-        return self._fit(loader, n_samples, generator, memory_limit, self._learn, progress=progress)
+        return self._fit(
+            *data_and_count(loader, targets, n_samples), generator, memory_limit, self._learn, progress=progress
+        )
 
     def _fit(
         self,
@@ -125,7 +133,7 @@ class Baseline(SamplePosterior):
         *,
         progress: bool,
     ) -> Self:
-        if (n_samples := whole(n_samples)) < self._least_samples:
+        if n_samples < self._least_samples:
             msg = f"n_samples must be at least {self._least_samples} for {type(self).__name__}, not {n_samples}."
             raise SettingsError(msg)
         self._network.check_unchanged()
@@ -135,7 +143,7 @@ class Baseline(SamplePosterior):
         with Progress(show=progress) as bar:
             meter = Meter(device, bar.phase)
             with meter.phase("data"), full_precision():
-                rows = self._open_rows(Examples(loader, self._batch_fn, device))
+                rows = self._open_rows(Examples(loader, self._batch_fn, device, dtype=self._network.dtype))
             rows.working_bytes = min(rows.working_bytes, available // 8)
             self._likelihood, self._seed = rows.likelihood, noise.draw_seed(generator)
             try:
@@ -214,17 +222,17 @@ class Baseline(SamplePosterior):
         return number
 
     def optimize_prior_precision(
-        self, loader: Iterable[Any], method: str = "grid", *, pred_type: str = "linearized"
+        self, loader: Any = None, method: str = "nll", *, pred_type: str = "linearized"
     ) -> float:
         """Choose the prior precision, set it and return it.
 
         Parameters
         ----------
-        loader : iterable of batches
-            Held-out data; "marglik" does not read it.
-        method : "grid", "nll" or "marglik"
-            The best log-likelihood of the mean prediction among the paper's 0.1, 1, 5, 10, 50 and 100, or among all
-            numbers; or the best marginal likelihood, of the curvature as it was approximated.
+        loader : iterable of batches or pair (inputs, targets), optional
+            Held-out data for "nll" and "grid"; "marglik" needs none.
+        method : "nll", "grid" or "marglik"
+            The best log-likelihood of the mean prediction, among all numbers or among the paper's 0.1, 1, 5, 10, 50 and
+            100; or the best marginal likelihood, of the curvature as it was approximated.
         pred_type : "linearized" or "sampled"
             The predictions to judge by.
         """
@@ -234,23 +242,23 @@ class Baseline(SamplePosterior):
             raise SettingsError(msg)
         before = self.prior_precision
         try:
-            if method == "marglik":
-                best = self._maximize_evidence()
-            elif method in ("grid", "nll"):
-                objective = self._held_out(loader, pred_type)
-                if method == "nll":
-                    best = priors.maximize(objective, 1.0, "held-out likelihood")  # not from where an earlier one ended
-                else:
-                    values = {alpha: objective(alpha) for alpha in GRID}
-                    best = max(values, key=lambda alpha: values[alpha] if math.isfinite(values[alpha]) else -math.inf)
-            else:
-                msg = f'method must be "grid", "nll" or "marglik", not {method!r}.'
-                raise SettingsError(msg)
+            best = self._chosen(check_method(loader, method), loader, pred_type)
         except BaseException:
             self.prior_precision = before
             raise
         self.prior_precision = best
         return best
+
+    def _chosen(self, method: str, loader: Any, pred_type: str) -> float:
+        if method == "closed_form":
+            msg = f'{type(self).__name__} has no closed form of the best precision: use "nll", "grid" or "marglik".'
+            raise SettingsError(msg)
+        if method == "marglik":
+            return self._maximize_evidence()
+        objective = self._held_out(loader, pred_type)
+        if method == "grid":
+            return best_of_grid(objective)
+        return priors.maximize(objective, 1.0, "held-out likelihood")  # not from where an earlier one ended
 
     def tune(self, loader: Iterable[Any]) -> Never:
         """Refuse: samples of a baseline do not scale with its precision."""
@@ -262,8 +270,7 @@ class Baseline(SamplePosterior):
 
     def _held_out(self, loader: Iterable[Any], pred_type: str) -> Callable[[float], float]:
         """Return the log-likelihood of the mean prediction as a function of the precision."""
-        examples = Examples(loader, self._batch_fn, self._network.device)
-        chunks = [examples.read(start, stop) for start, stop in examples.ranges(1024)]
+        chunks = list(self._pieces(loader, 1024))
         link = self._link if self._link == "mc" else default_link(pred_type)
 
         def objective(alpha: float) -> float:

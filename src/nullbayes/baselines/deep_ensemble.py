@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -14,6 +14,7 @@ from nullbayes.baselines.members import Members
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import to_device
 from nullbayes.jacobian.modules import unwrapped
+from nullbayes.posteriors.arguments import data_and_count
 
 
 class DeepEnsemble(Members):
@@ -30,7 +31,8 @@ class DeepEnsemble(Members):
 
     def fit(
         self,
-        loader: Iterable[Any],
+        loader: Any,
+        targets: Any = None,
         n_samples: int = 30,
         *,
         train: Callable[[int], nn.Module] | None = None,
@@ -42,13 +44,13 @@ class DeepEnsemble(Members):
 
         Parameters
         ----------
-        loader, n_samples, generator, memory_limit, progress
+        loader, targets, n_samples, generator, memory_limit, progress
             See :meth:`Baseline.fit`; the data are checked against the likelihood, ``train`` brings its own.
         train : callable (seed) -> nn.Module
             Returns a network of the model's structure, newly trained with that seed.
         """
         learn = self._learn if train is None else functools.partial(self._train, train)
-        return self._fit(loader, n_samples, generator, memory_limit, learn, progress=progress)
+        return self._fit(*data_and_count(loader, targets, n_samples), generator, memory_limit, learn, progress=progress)
 
     def _train(self, train: Callable[[int], nn.Module], work: Work) -> tuple[int | None, str]:
         states = []

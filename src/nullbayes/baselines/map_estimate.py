@@ -10,10 +10,10 @@ from torch import Tensor
 
 from nullbayes.baselines.base import Baseline, Work
 from nullbayes.errors import LikelihoodError, SettingsError
-from nullbayes.jacobian.data import Examples
 from nullbayes.likelihoods import Classification
-from nullbayes.predictive import LINKS, PRED_TYPES, Prediction, score, stream
+from nullbayes.predictive import LINKS, PRED_TYPES, Mask, Masks, Prediction, joined, pooled, stream
 
+_AT_ONCE = 1024  # examples
 _KINDS = ("max_softmax", "max_logit", "entropy")
 
 
@@ -34,7 +34,13 @@ class MAP(Baseline):
         return None, "the network itself, one sample"
 
     def predict(
-        self, x: Any, *, pred_type: str = "linearized", n_samples: int | None = None, link_approx: str | None = None
+        self,
+        x: Any,
+        *,
+        pred_type: str = "linearized",
+        n_samples: int | None = None,
+        link_approx: str | None = None,
+        mask: Mask = None,
     ) -> Prediction:
         """Predict as the network does; see :meth:`SamplePosterior.predict`."""
         self._network.check_unchanged()
@@ -45,40 +51,59 @@ class MAP(Baseline):
         if link_approx is not None and link_approx not in LINKS:
             msg = f"link_approx must be one of {', '.join(LINKS)}, not {link_approx!r}."
             raise SettingsError(msg)
-        parts = [self._network.outputs(piece) for piece in stream(x, self._network, self._batch_fn, 1)]
-        outputs = torch.cat(parts)
-        probs = self._likelihood.probabilities(outputs) if self._likelihood.has_probabilities else None
-        return Prediction(outputs, torch.zeros_like(outputs), probs, outputs[None])
+        parts, masks, likelihood = [], Masks(self._likelihood, mask), self._likelihood
+        for piece in stream(x, self._network, self._batch_fn, 1):
+            parts.append(self._network.outputs(piece))
+            masks.look(piece, parts[-1])
+        outputs = joined(parts)
+        probs = likelihood.probabilities(outputs) if likelihood.has_probabilities else None
+        noise = likelihood.noise_variance(outputs)
+        return Prediction(outputs, torch.zeros_like(outputs), probs, outputs[None], noise, masks.joined(outputs))
 
     __call__ = predict
 
-    def ood_score(self, x: Any, kind: str = "max_softmax", *, pred_type: str = "linearized") -> Tensor:  # (N,)
+    def ood_score(
+        self,
+        x: Any,
+        kind: str = "max_softmax",
+        *,
+        per: str = "input",
+        mask: Mask = None,
+        pred_type: str = "linearized",
+    ) -> Tensor:  # (N,) or (N, ...)
         """Return one number an input: higher is stranger.
 
         ``kind`` is "max_softmax" (one minus the largest probability; for several labels or positions, the mean doubt
-        about each), "max_logit" (minus the largest logit) or "entropy".
+        about each), "max_logit" (minus the largest logit) or "entropy"; the rest as for other posteriors.
         """
         if kind not in _KINDS:
             msg = f"kind must be one of {', '.join(_KINDS)} for a network without variance, not {kind!r}."
             raise SettingsError(msg)
-        prediction = self.predict(x, pred_type=pred_type)
+        prediction = self.predict(x, pred_type=pred_type, mask=mask)
         if prediction.probs is None:
             msg = f"kind={kind!r} needs logits, which a {self._likelihood.name} likelihood has not: MAP has no score."
             raise LikelihoodError(msg)
         if kind == "entropy":
-            return score(prediction, self._likelihood, kind)
+            return self._scored(prediction, kind, per, mask)
+        likelihood = self._likelihood
         if kind == "max_logit":
-            return -prediction.mean.flatten(1).amax(1)
+            top = likelihood.at_positions(prediction.mean, largest=True)
+            if top.ndim > 1 and per == "input":
+                return -pooled(top, prediction.mask, "max")
+            return pooled(-top, prediction.mask, kind, per)
         probs = prediction.probs
-        if isinstance(self._likelihood, Classification):
-            doubt = 1.0 - probs.amax(-1 if self._likelihood.class_dim is None else self._likelihood.class_dim)
+        if isinstance(likelihood, Classification):
+            doubt = 1.0 - likelihood.at_positions(probs, largest=True)
         else:
             doubt = torch.minimum(probs, 1.0 - probs)
-        return doubt.reshape(len(doubt), -1).mean(1)
+            doubt = doubt.mean(1) if doubt.ndim == 2 else doubt
+        return pooled(doubt, prediction.mask, "mean", per)
 
     def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        examples = Examples(loader, self._batch_fn, self._network.device)
-        x, y = examples.read(0, len(examples))
-        outputs = self.predict(x).mean
-        self._likelihood.check(outputs, y)
-        return outputs, torch.zeros_like(outputs).expand(2, *outputs.shape), y
+        outputs, targets = [], []
+        for x, y in self._pieces(loader, _AT_ONCE):
+            outputs.append(self._network.outputs(x))
+            self._likelihood.check(outputs[-1], y)
+            targets.append(y)
+        own = joined(outputs)
+        return own, torch.zeros_like(own).expand(2, *own.shape), torch.cat(targets)

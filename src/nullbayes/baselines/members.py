@@ -11,11 +11,12 @@ from torch import Tensor
 
 from nullbayes.baselines.base import Baseline, Work
 from nullbayes.errors import ModelError, SettingsError
-from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.batches import n_examples
 from nullbayes.jacobian.network import Network
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Prediction, default_link, stream, summarize
+from nullbayes.predictive import Mask, Masks, Prediction, default_link, joined, stream, summarize
 
+_AT_ONCE = 1024  # examples
 _PREFIX = "member."
 
 
@@ -67,7 +68,13 @@ class Members(Baseline):
 
     @full_precision()
     def predict(
-        self, x: Any, *, pred_type: str = "sampled", n_samples: int | None = None, link_approx: str | None = None
+        self,
+        x: Any,
+        *,
+        pred_type: str = "sampled",
+        n_samples: int | None = None,
+        link_approx: str | None = None,
+        mask: Mask = None,
     ) -> Prediction:
         """Predict with every member; see :meth:`SamplePosterior.predict`. ``pred_type`` is "sampled"."""
         self._network.check_unchanged()
@@ -79,23 +86,33 @@ class Members(Baseline):
             msg = "n_samples must be at least 2 to speak of a variance, not 1."
             raise SettingsError(msg)
         pieces = list(stream(x, self._network, self._batch_fn, used))
-        members = (self._member(i) for i in range(used))
-        samples = torch.stack([torch.cat([member.outputs(piece) for piece in pieces]) for member in members])
-        mean = samples.mean(0)
-        return summarize(mean, samples - mean, self._likelihood, link_approx or self._link)
+        members, masks = (self._member(i) for i in range(used)), Masks(self._likelihood, mask)
+        samples = torch.stack([joined([member.outputs(piece) for piece in pieces]) for member in members])
+        mean, start = samples.mean(0), 0
+        for piece in pieces:
+            masks.look(piece, mean[start : start + n_examples(piece)])
+            start += n_examples(piece)
+        return summarize(mean, samples - mean, self._likelihood, link_approx or self._link, masks.joined(mean))
 
     __call__ = predict
 
-    def ood_score(self, x: Any, kind: str = "max_variance", *, pred_type: str = "sampled") -> Tensor:  # (N,)
+    def ood_score(
+        self,
+        x: Any,
+        kind: str = "max_variance",
+        *,
+        per: str = "input",
+        mask: Mask = None,
+        pred_type: str = "sampled",
+    ) -> Tensor:  # (N,) or (N, ...)
         """Return one number an input; see :meth:`SamplePosterior.ood_score`."""
-        return super().ood_score(x, kind, pred_type=pred_type)
+        return super().ood_score(x, kind, per=per, mask=mask, pred_type=pred_type)
 
     def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        examples = Examples(loader, self._batch_fn, self._network.device)
-        x, y = examples.read(0, len(examples))
-        outputs, samples = self._network.outputs(x), self.predict(x).samples
+        inputs, targets = zip(*self._pieces(loader, _AT_ONCE), strict=True)
+        outputs, y = joined([self._network.outputs(x) for x in inputs]), torch.cat(targets)
         self._likelihood.check(outputs, y)
-        return outputs, samples - outputs, y
+        return outputs, self.predict(list(inputs)).samples - outputs, y
 
     def _tensors(self) -> dict[str, Tensor]:
         return {_PREFIX + name: values for name, values in self._states.items()}

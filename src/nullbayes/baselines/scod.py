@@ -20,7 +20,7 @@ from nullbayes.baselines.score import Scored
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.linalg.curvature.low_rank import nystrom_pairs
-from nullbayes.predictive import SCORES
+from nullbayes.predictive import SCORES, Mask
 
 
 class SCOD(Scored, LowRankLaplace):
@@ -51,14 +51,22 @@ class SCOD(Scored, LowRankLaplace):
         ]
         return torch.stack(columns, dim=2)
 
-    def ood_score(self, x: Any, kind: str = "scod", *, pred_type: str = "linearized") -> Tensor:  # (N,)
+    def ood_score(
+        self,
+        x: Any,
+        kind: str = "scod",
+        *,
+        per: str = "input",
+        mask: Mask = None,
+        pred_type: str = "linearized",
+    ) -> Tensor:  # (N,) or (N, ...)
         """Return one number an input: higher is stranger.
 
         ``kind`` is "scod", in closed form, or one of those that all samples have ("max_variance", ...).
         """
         if kind == self._score:
-            return self._own_score(x)
+            return self._own_score(x, per, mask)
         if kind not in SCORES:
             msg = f"kind must be one of {', '.join((self._score, *SCORES))}, not {kind!r}."
             raise SettingsError(msg)
-        return super().ood_score(x, kind, pred_type=pred_type)
+        return super().ood_score(x, kind, per=per, mask=mask, pred_type=pred_type)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from nullbayes.baselines.base import Baseline
 from nullbayes.errors import SettingsError
-from nullbayes.posteriors.report import FitCheck
+from nullbayes.posteriors.check import FitCheck
 from nullbayes.precision import full_precision
+from nullbayes.predictive import Mask
 
 
 class Scored(Baseline):
@@ -25,8 +26,11 @@ class Scored(Baseline):
         """Return the score of each example from the rows of its outputs."""
 
     @full_precision()
-    def _own_score(self, x: Any) -> Tensor:  # (N,)
+    def _own_score(self, x: Any, per: str = "input", mask: Mask = None) -> Tensor:  # (N,)
         _ = self.directions  # says what to do before fit
+        if per != "input" or mask not in (None, "all"):
+            msg = f'The score "{self._score}" is of all outputs of an input: it has no positions and takes no mask.'
+            raise SettingsError(msg)
         return torch.cat([self._score_rows(rows, piece) for piece, rows in self._row_pieces(x)])
 
 
@@ -37,7 +41,15 @@ class ScoreOnly(Scored):
     _least_samples = 1
     _fewest = 0
 
-    def ood_score(self, x: Any, kind: str | None = None, *, pred_type: str = "linearized") -> Tensor:  # (N,)
+    def ood_score(
+        self,
+        x: Any,
+        kind: str | None = None,
+        *,
+        per: str = "input",
+        mask: Mask = None,
+        pred_type: str = "linearized",
+    ) -> Tensor:  # (N,)
         """Return one number an input: higher is stranger.
 
         ``kind`` is the method's own, "local_ensemble" or "sketched_lanczos", which is the default.
@@ -45,10 +57,16 @@ class ScoreOnly(Scored):
         if kind not in (None, self._score):
             msg = f"kind must be one of {self._score}, the only score of {type(self).__name__}, not {kind!r}."
             raise SettingsError(msg)
-        return self._own_score(x)
+        return self._own_score(x, per, mask)
 
     def predict(
-        self, x: Any, *, pred_type: str = "linearized", n_samples: int | None = None, link_approx: str | None = None
+        self,
+        x: Any,
+        *,
+        pred_type: str = "linearized",
+        n_samples: int | None = None,
+        link_approx: str | None = None,
+        mask: Mask = None,
     ) -> Never:
         """Refuse: a score is no distribution over predictions."""
         _ = self.directions  # says what to do before fit

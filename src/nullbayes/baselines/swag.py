@@ -23,6 +23,7 @@ from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import arguments
 from nullbayes.posteriors import noise
+from nullbayes.posteriors.arguments import data_and_count
 
 _BATCH = 128  # examples that batch statistics are taken of
 Train = Callable[[nn.Module], Any] | Iterable[Mapping[str, Tensor]]
@@ -76,7 +77,8 @@ class SWAG(Members):
 
     def fit(
         self,
-        loader: Iterable[Any],
+        loader: Any,
+        targets: Any = None,
         n_samples: int = 30,
         *,
         train: Train | None = None,
@@ -90,7 +92,7 @@ class SWAG(Members):
 
         Parameters
         ----------
-        loader, n_samples, generator, memory_limit, progress
+        loader, targets, n_samples, generator, memory_limit, progress
             See :meth:`Baseline.fit`; the data also give each sample its batch statistics.
         train : callable (model) -> None, or iterable of state dictionaries
             Trains the model that it is given for one more epoch, in place: a copy of the trained one, in training mode,
@@ -105,7 +107,7 @@ class SWAG(Members):
             msg = f"rank and n_models must be at least 2 to speak of a covariance, not {rank} and {n_models}."
             raise SettingsError(msg)
         learn = self._learn if train is None else functools.partial(self._collect, train, n_models, rank)
-        return self._fit(loader, n_samples, generator, memory_limit, learn, progress=progress)
+        return self._fit(*data_and_count(loader, targets, n_samples), generator, memory_limit, learn, progress=progress)
 
     def _collect(self, train: Train, n_models: int, rank: int, work: Work) -> tuple[int | None, str]:
         self.moments = moments = Moments(rank)

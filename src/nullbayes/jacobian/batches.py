@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,6 +41,32 @@ def map_leaves(function: Callable[..., Any], x: Any, *others: Any) -> Any:
     if isinstance(x, (tuple, list)):
         parts = [map_leaves(function, value, *(o[i] for o in others)) for i, value in enumerate(x)]
         return tuple(parts)
+    return x
+
+
+def is_array(x: Any) -> bool:
+    """Whether something is a tensor, or an array of NumPy's kind: that of pandas, too."""
+    return isinstance(x, Tensor) or (hasattr(x, "__array__") and getattr(x, "ndim", 0) > 0)
+
+
+def as_tensors(x: Any, dtype: torch.dtype | None) -> Any:
+    """Return an input with tensors for arrays; those of floating point in a given type, as NumPy has its own."""
+    if isinstance(x, Tensor):
+        return x
+    if is_array(x):
+        array = np.asarray(x)
+        try:
+            tensor = torch.from_numpy(np.array(array) if not array.flags.writeable else np.ascontiguousarray(array))
+        except TypeError:
+            msg = f"An array of {array.dtype} cannot be made a tensor: convert it to numbers."
+            raise DataError(msg) from None
+        return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+    if isinstance(x, Mapping):
+        return {key: as_tensors(value, dtype) for key, value in x.items()}
+    if isinstance(x, (tuple, list)) and any(
+        is_array(value) or isinstance(value, (Mapping, tuple, list)) for value in x
+    ):
+        return tuple(as_tensors(value, dtype) for value in x)
     return x
 
 
@@ -83,14 +111,14 @@ def join_examples(parts: Sequence[Any]) -> Any:
     return map_leaves(lambda *tensors: torch.cat(tensors) if tensors[0].ndim else tensors[0], *parts)
 
 
-def split_batch(batch: Any, batch_fn: BatchFn | None) -> tuple[Any, Tensor]:
-    """Return inputs and targets of a training batch."""
+def split_batch(batch: Any, batch_fn: BatchFn | None, dtype: torch.dtype | None = None) -> tuple[Any, Tensor]:
+    """Return inputs and targets of a training batch; arrays of floating-point numbers as tensors of a type."""
     if batch_fn is not None:
         pair = batch_fn(batch)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             msg = f"batch_fn must return a pair (inputs, targets), not {_named(pair)}."
             raise DataError(msg)
-        return _checked(*pair)
+        return _checked(pair[0], pair[1], dtype)
     if isinstance(batch, Mapping):
         key = _target_key(batch)
         weight = next((k for k in _WEIGHTS if k in batch), None)
@@ -101,9 +129,9 @@ def split_batch(batch: Any, batch_fn: BatchFn | None) -> tuple[Any, Tensor]:
             )
             raise DataError(msg)
         if key is not None:
-            return _checked({k: v for k, v in batch.items() if k != key}, batch[key])
+            return _checked({k: v for k, v in batch.items() if k != key}, batch[key], dtype)
     elif isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return _checked(*batch)
+        return _checked(batch[0], batch[1], dtype)
     elif isinstance(batch, (tuple, list)) and len(batch) > 2:
         msg = (
             f"A training batch must be a pair (inputs, targets), not {_named(batch)}. Several inputs: "
@@ -118,19 +146,28 @@ def split_batch(batch: Any, batch_fn: BatchFn | None) -> tuple[Any, Tensor]:
     raise DataError(msg)
 
 
-def inputs_of(batch: Any, batch_fn: BatchFn | None) -> Any:
-    """Return the inputs of a batch that may come without targets."""
-    if isinstance(batch, Tensor):
+def inputs_of(batch: Any, batch_fn: BatchFn | None, wanted: str = "") -> Any:
+    """Return the inputs of a batch that may come without targets.
+
+    ``wanted`` describes the inputs that the network was trained on: what has their form is no pair with targets.
+    """
+    form = form_of(wanted)
+    if form and form_of(described(batch)) == form:
         return batch
     if batch_fn is not None:
         try:
             return split_batch(batch, batch_fn)[0]
-        except DataError:
+        except (DataError, LookupError, TypeError):  # made for batches with targets
             return batch
     if isinstance(batch, Mapping):
         key = _target_key(batch)
         return batch if key is None else {k: v for k, v in batch.items() if k != key}
     return batch[0] if isinstance(batch, (tuple, list)) and len(batch) in (1, 2) else batch
+
+
+def form_of(description: str) -> list[str]:
+    """Return which tensors an input has, from its description: their places, without shapes and types."""
+    return sorted(re.findall(r"inputs(?:\[[^\]]*\])*(?= of )", description))
 
 
 def described(x: Any, path: str = "inputs") -> str:
@@ -169,7 +206,8 @@ def _layout(x: Any, path: str) -> Iterator[tuple[str, Any]]:
         raise DataError(msg)
 
 
-def _checked(x: Any, y: Any) -> tuple[Any, Tensor]:
+def _checked(x: Any, y: Any, dtype: torch.dtype | None) -> tuple[Any, Tensor]:
+    x, y = as_tensors(x, dtype), as_tensors(y, dtype)
     if not isinstance(y, Tensor) or y.ndim == 0:
         msg = (
             f"Targets must be a tensor with one entry an example, not {_named(y)}: torch.as_tensor(targets) makes one "

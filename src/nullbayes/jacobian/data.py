@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from nullbayes.errors import DataError
 from nullbayes.jacobian.batches import (
@@ -25,11 +24,11 @@ from nullbayes.jacobian.batches import (
     leaves,
     map_leaves,
     n_examples,
-    split_batch,
     take_examples,
     to_device,
 )
 from nullbayes.jacobian.checksums import checksums
+from nullbayes.jacobian.loaders import RECIPE, as_loader, check_order, numbered
 from nullbayes.jacobian.stream import Batch, Stream, batch_bytes
 from nullbayes.memory import free_memory
 
@@ -37,7 +36,7 @@ _PROBED_BATCHES = 2  # read twice at once; a shuffled or augmented batch differs
 _KEPT_ON_DEVICE = 2**31  # bytes of data that may lie beside the model
 _HELD_SHARE = 0.25  # of the free memory of the host
 _NAMED = 5  # examples that an error names
-_RECIPE = "DataLoader(dataset, batch_size=..., shuffle=False)"
+_IN_ORDER = "Rows are revisited in order, and what the loader leaves out the posterior would be free to change"
 
 
 class Examples:
@@ -45,24 +44,35 @@ class Examples:
 
     Parameters
     ----------
-    loader : iterable of batches
-        A DataLoader, a list of batches, or anything that can be iterated twice with the same result.
+    data : iterable of batches, pair (inputs, targets), or dataset
+        A DataLoader, a list of batches, or anything that can be iterated twice with the same result; or all inputs and
+        all targets, as tensors or arrays.
     batch_fn : callable, optional
         Turns a batch into ``(inputs, targets)``.
     device : torch.device
         Where ranges are delivered.
+    dtype : torch.dtype, optional
+        Of the tensors that arrays of floating-point numbers become; by default torch's own.
     held_bytes : int, optional
         How much of the data is held in the memory of the host; more is read from the loader in each sweep. By default a
         quarter of what is free.
     """
 
     def __init__(
-        self, loader: Iterable[Any], batch_fn: BatchFn | None, device: torch.device, *, held_bytes: int | None = None
+        self,
+        data: Any,
+        batch_fn: BatchFn | None,
+        device: torch.device,
+        *,
+        dtype: torch.dtype | None = None,
+        held_bytes: int | None = None,
     ) -> None:
-        _refuse_random_order(loader)
+        loader = as_loader(data)
+        check_order(loader, _IN_ORDER)
         if held_bytes is None:
             held_bytes = int(_HELD_SHARE * free_memory(torch.device("cpu")))
         self.device, self._batch_fn = device, batch_fn
+        self._dtype = dtype or torch.get_default_dtype()
         self._starts = [0]
         self._layout: dict[str, Any] = {}
         self._batches: list[Batch] | None = []  # None: too large to hold
@@ -160,8 +170,8 @@ class Examples:
         """Read the data for the first time; return checksums and bytes."""
         sums, size = [], 0
         for i, batch in enumerate(loader):
-            x, y = _split(i, batch, self._batch_fn)
-            _check_batch(i, x, y)
+            x, y = numbered(i, batch, self._batch_fn, self._dtype)
+            check_batch(i, x, y)
             found = _layout(i, x, y)
             self._layout = self._layout or found
             if found != self._layout:
@@ -186,7 +196,7 @@ class Examples:
             self._compare(i, 0, *batch)
 
     def _split_again(self, i: int, batch: Any) -> Batch:
-        x, y = _split(i, batch, self._batch_fn)
+        x, y = numbered(i, batch, self._batch_fn, self._dtype)
         if len(y) != self._starts[i + 1] - self._starts[i] or _layout(i, x, y) != self._layout:
             raise DataError(self._changed(i))
         if i == 0:  # which is held from pass to pass, so that nobody may read this one
@@ -209,7 +219,7 @@ class Examples:
         return (
             f"Batch {i} is not the same when the loader is read a second time: it shuffles or augments, or its tensors "
             "were written into. Rows are revisited in order, so pass the data as the network should remember them: "
-            f"{_RECIPE}, no random transforms."
+            f"{RECIPE}, no random transforms."
         )
 
 
@@ -237,47 +247,6 @@ class _Chosen(Examples):
         return self._whole.name(self._numbers[i] for i in examples)
 
 
-def _refuse_random_order(loader: Iterable[Any]) -> None:
-    if isinstance(loader, (Tensor, Mapping, str)) or not isinstance(loader, Iterable):
-        msg = (
-            f"The loader must yield batches (inputs, targets), not be a {type(loader).__name__}: "
-            f"{_RECIPE}, or [(x, y)]."
-        )
-        raise DataError(msg)
-    if isinstance(loader, tuple):
-        msg = "The loader is a tuple; one batch (x, y) is passed as a list of batches: [(x, y)]."
-        raise DataError(msg)
-    if not isinstance(loader, DataLoader):
-        return
-    batches = loader.batch_sampler
-    sampler = getattr(batches, "sampler", loader.sampler)
-    if isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)):
-        msg = (
-            f"The loader draws examples in random order ({type(sampler).__name__}). Rows are revisited in "
-            f"order, so pass {_RECIPE}."
-        )
-        raise DataError(msg)
-    if getattr(batches, "drop_last", False):
-        try:
-            left = str(len(sampler) % batches.batch_size)  # type: ignore[arg-type, union-attr]
-        except TypeError:
-            left = "few"  # a stream does not say how long it is
-        if left != "0":
-            msg = (
-                f"The loader drops its last {left} examples (drop_last=True): the posterior would be free to change "
-                "their predictions. Pass drop_last=False."
-            )
-            raise DataError(msg)
-
-
-def _split(i: int, batch: Any, batch_fn: BatchFn | None) -> Batch:
-    try:
-        return split_batch(batch, batch_fn)
-    except DataError as error:
-        msg = f"Batch {i}: {error}"
-        raise DataError(msg) from None
-
-
 def _layout(i: int, x: Any, y: Tensor) -> dict[str, Any]:
     try:
         return layout(x, y)
@@ -286,7 +255,8 @@ def _layout(i: int, x: Any, y: Tensor) -> dict[str, Any]:
         raise DataError(msg) from None
 
 
-def _check_batch(i: int, x: Any, y: Tensor) -> None:
+def check_batch(i: int, x: Any, y: Tensor) -> None:
+    """Refuse a batch that is empty, or whose inputs and targets are not as many, or not finite."""
     n = n_examples(x)
     if n != len(y):
         msg = f"Batch {i} holds {n} inputs but {len(y)} targets."

@@ -44,7 +44,9 @@ def _open(
 ) -> _Opened:
     """Check model, data and likelihood against each other, and fit what the likelihood takes from the data."""
     network = model if isinstance(model, Network) else Network(model, parameters, output_fn)
-    examples = loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device)
+    examples = (
+        loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device, dtype=network.dtype)
+    )
     few = examples.read(0, min(8, len(examples)))[0]
     check_outputs(examples, 0, network.outputs(few))
     network.trained_on = described(few)  # once the network takes them

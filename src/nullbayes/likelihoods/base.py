@@ -29,6 +29,7 @@ class Likelihood(ABC):
     has_probabilities: bool = True
     has_closed_form: bool = True  # of the predictive density, from a mean and a variance
     temperature: float = 1.0
+    some_ignored: bool = False  # whether training targets left positions out
 
     @abstractmethod
     def check(self, outputs: Tensor, targets: Tensor) -> None:
@@ -74,6 +75,20 @@ class Likelihood(ABC):
 
     def counted(self, outputs: Tensor, targets: Tensor) -> Tensor | None:  # (n, ...) -> bool (n, ...)
         """Return which outputs the targets speak of; None for all of them."""
+        return None
+
+    def positions(self, outputs: Tensor) -> tuple[int, ...]:
+        """Return the shape of the positions of some outputs, examples first: (n,) where there is one answer each."""
+        return tuple(outputs.shape[:1] if outputs.ndim == 2 else outputs.shape)
+
+    def at_positions(self, values: Tensor, *, largest: bool) -> Tensor:  # (n, ...)
+        """Return the largest of the values of outputs at each position, or their sum."""
+        if values.ndim > 2:
+            return values  # each output is a position
+        return values.amax(1) if largest else values.sum(1)
+
+    def noise_variance(self, outputs: Tensor) -> Tensor | None:
+        """Return the variance of the noise of such outputs, to be added to theirs; None where there is none."""
         return None
 
     def spread(self, outputs: Tensor, targets: Tensor) -> float:  # (n, ...)

@@ -33,12 +33,15 @@ class Classification(Likelihood):
     temperature : float
         Predicted probabilities are the softmax of the logits divided by it. The loss, and with it the rows, are those
         that the network was trained with, at temperature 1.
+    some_ignored : bool
+        Whether the training targets ignored some positions; a fit finds out.
     """
 
     class_dim: int | None = None
     ignore_index: int = -100
     name: str = "classification"
     temperature: float = 1.0
+    some_ignored: bool = False
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse a single logit, and labels that are not class numbers."""
@@ -106,9 +109,18 @@ class Classification(Likelihood):
         labels = targets.long().reshape(outputs.movedim(dim, -1).shape[:-1])
         return (labels != self.ignore_index).unsqueeze(dim).expand(outputs.shape)
 
+    def positions(self, outputs: Tensor) -> tuple[int, ...]:
+        """Return the shape of the outputs without the classes."""
+        return _without(tuple(outputs.shape), self._classes)
+
+    def at_positions(self, values: Tensor, *, largest: bool) -> Tensor:
+        """Return the largest of the classes at each position, or their sum."""
+        return values.amax(self._classes) if largest else values.sum(self._classes)
+
     def settings(self) -> dict[str, float | int | None]:
         """Return the dimension of the classes, the label that does not count, and the temperature."""
-        return {"class_dim": self.class_dim, "ignore_index": self.ignore_index, "temperature": self.temperature}
+        names = ("class_dim", "ignore_index", "temperature", "some_ignored")
+        return {name: getattr(self, name) for name in names}
 
     def tempered(self, temperature: float) -> Likelihood:
         """Return the likelihood with logits divided by the temperature."""
@@ -184,7 +196,8 @@ class Classification(Likelihood):
 
     def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
         """Return the likelihood with the dimension of the classes, counted from the end."""
-        return replace(self, class_dim=self._dimension(outputs, targets))
+        ignored = not targets.is_floating_point() and bool((targets == self.ignore_index).any())
+        return replace(self, class_dim=self._dimension(outputs, targets), some_ignored=ignored)
 
     def _dimension(self, outputs: Tensor, targets: Tensor) -> int:
         """Return the dimension of the classes, counted from the end, and refuse targets whose shape does not fit."""

@@ -12,12 +12,12 @@ from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import OutputFn
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.base import SamplePosterior as SamplePosterior
+from nullbayes.posteriors.check import FitCheck as FitCheck
 from nullbayes.posteriors.checkpoint import KIND as _CHECKPOINT
 from nullbayes.posteriors.files import from_file
 from nullbayes.posteriors.header import check_header
 from nullbayes.posteriors.loss_projected import LossProjectedPosterior as LossProjectedPosterior
 from nullbayes.posteriors.projected import ProjectedPosterior as ProjectedPosterior
-from nullbayes.posteriors.report import FitCheck as FitCheck
 from nullbayes.posteriors.report import FitReport as FitReport
 
 KINDS: dict[str, type[SamplePosterior]] = {  # what a file may hold; other packages add theirs

@@ -8,30 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nullbayes import io, priors
-from nullbayes.errors import DataError, NotFittedError, SettingsError
-from nullbayes.jacobian.batches import BatchFn
-from nullbayes.jacobian.data import Examples
+from nullbayes import io
+from nullbayes.errors import DataError, NotFittedError, NullBayesWarning, SettingsError
+from nullbayes.jacobian.batches import BatchFn, take_examples, to_device
+from nullbayes.jacobian.data import check_batch
+from nullbayes.jacobian.loaders import batches
 from nullbayes.jacobian.network import Network, OutputFn, Selection, the_output
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
+from nullbayes.posteriors.check import FitCheck, check_fit
 from nullbayes.posteriors.copies import Copied
-from nullbayes.posteriors.numbers import positive, whole
-from nullbayes.posteriors.promise import Answers, best_scale
-from nullbayes.posteriors.report import FitCheck
+from nullbayes.posteriors.numbers import whole
+from nullbayes.posteriors.scale import Scaled, check_precision
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Prediction, centred, default_link, nll, predict, score, summarize
+from nullbayes.predictive import Mask, Prediction, centred, default_link, joined, predict, score
 
 _CHUNK = 8192  # examples times samples in memory at a time
 
 
-class SamplePosterior(Copied):
+class SamplePosterior(Scaled, Copied):
     """A network and a set of directions around its parameters.
 
     Parameters
@@ -69,7 +71,7 @@ class SamplePosterior(Copied):
         self._directions: Tensor | None = None  # (S, P)
         self._kernel_dimension = 0.0
         self._precision: float | None = None
-        self._precision_rule = self._asked_precision = _check_precision(prior_precision)
+        self._precision_rule = self._asked_precision = check_precision(prior_precision)
 
     def __repr__(self) -> str:
         """Say what it is of, and how many samples it has."""
@@ -96,61 +98,10 @@ class SamplePosterior(Copied):
         """The number of samples."""
         return len(self.directions)
 
-    @property
-    def prior_precision(self) -> float:
-        r"""The prior precision :math:`\alpha` in use.
-
-        May be set, and nothing is computed again:
-
-        - "auto" is "optimal", raised as far as it takes to predict inputs like the training data as well as the network
-          does. How far is measured during the fit, on training examples; see :mod:`nullbayes.posteriors.promise`.
-        - "optimal" is the rank of the rows over the squared norm of the parameters, the maximum of the evidence of the
-          linearized model. It becomes tiny where rows are few beside parameters, and then ruins predictions.
-        - "paper" is the reciprocal of "optimal", as the paper prints it.
-        - A positive number is itself.
-        """
-        if self._precision is None:
-            _ = self.directions  # says what to do
-            self._precision = self._resolve_precision(self._precision_rule)
-        return self._precision
-
-    @prior_precision.setter
-    def prior_precision(self, value: str | float) -> None:
-        rule = _check_precision(value)
-        self._precision = self._resolve_precision(rule) if self._directions is not None else None
-        self._precision_rule = self._asked_precision = rule
-
-    def _resolve_precision(self, rule: str | float) -> float:
-        if not isinstance(rule, str):
-            return float(rule)
-        optimal = priors.closed_form(self._network.n_parameters, self._kernel_dimension, self._theta_squared())
-        return 1.0 / optimal if rule == "paper" else optimal
-
-    @property
-    def temperature(self) -> float:
-        """The temperature of the likelihood in predictions: logits are divided by it, a noise variance is multiplied.
-
-        After a fit it is that of the likelihood as it was given, 1 by default, unless ``fit(..., held_out=loader)`` or
-        :meth:`tune` chose another; may be set.
-        """
-        return self._likelihood.temperature
-
-    @temperature.setter
-    def temperature(self, value: float) -> None:
-        number = positive(value)
-        if number is None:
-            msg = f"temperature must be a positive number, not {value!r}."
-            raise SettingsError(msg)
-        if number != self._likelihood.temperature:
-            self._likelihood = self._likelihood.tempered(number)
-
-    def _theta_squared(self) -> float:
-        return float(self._network.theta.double().square().sum())
-
     def _deviations(self, n_samples: int | None = None) -> Tensor:  # (S, P)
         if n_samples is not None and not 1 <= whole(n_samples) <= self.n_samples:
             more = "; extend() draws more" if hasattr(self, "extend") else ""
-            msg = f"n_samples must be between 1 and {self.n_samples}, not {n_samples}{more}."
+            msg = f"n_samples must be between {self._fewest} and {self.n_samples}, not {n_samples}{more}."
             raise SettingsError(msg)
         deviations: Tensor = self.directions[:n_samples] / self.prior_precision**0.5
         return deviations
@@ -194,15 +145,21 @@ class SamplePosterior(Copied):
 
     @full_precision()
     def predict(
-        self, x: Any, *, pred_type: str = "linearized", n_samples: int | None = None, link_approx: str | None = None
+        self,
+        x: Any,
+        *,
+        pred_type: str = "linearized",
+        n_samples: int | None = None,
+        link_approx: str | None = None,
+        mask: Mask = None,
     ) -> Prediction:
         """Predict for inputs, or for a loader of them.
 
         Parameters
         ----------
-        x : Tensor, tuple, mapping, or loader
+        x : Tensor, array, tuple, mapping, dataset or loader
             What the model takes: one argument, several, or named ones; or an iterable of such (pairs with targets are
-            taken apart).
+            taken apart). A loader that shuffles or drops examples is refused: answers come in the order of the inputs.
         pred_type : "linearized" or "sampled"
             The linearized network, for which the theory holds, or the network at the sampled parameters.
         n_samples : int, optional
@@ -213,6 +170,9 @@ class SamplePosterior(Copied):
             predicted class is always the network's. "probit" shrinks each logit by its own variance and "bridge" is the
             Laplace bridge, both as in laplace-torch; "mc" is the mean of the samples' probabilities, the default for
             sampled predictions. For binary and multilabel likelihoods "margin" and "probit" are the same.
+        mask : Tensor (N, ...), callable (inputs) -> Tensor, or "all", optional
+            True at the positions of outputs such as (N, T, C) that count; padding does not, and scores leave it out. By
+            default an input's own ``attention_mask``, if it has one; "all" counts everything.
         """
         self._network.check_unchanged()
         if n_samples == 1:
@@ -226,17 +186,45 @@ class SamplePosterior(Copied):
             pred_type=pred_type,
             link=link_approx,
             batch_fn=self._batch_fn,
+            mask=mask,
         )
 
     __call__ = predict
 
-    def ood_score(self, x: Any, kind: str = "max_variance", *, pred_type: str = "linearized") -> Tensor:  # (N,)
+    def ood_score(
+        self,
+        x: Any,
+        kind: str = "max_variance",
+        *,
+        per: str = "input",
+        mask: Mask = None,
+        pred_type: str = "linearized",
+    ) -> Tensor:  # (N,) or (N, ...)
         """Return one number an input: higher is stranger.
 
-        ``kind`` is "max_variance" (over the outputs), "sum_variance", "max_prob_variance", "entropy" or
-        "mutual_information".
+        Parameters
+        ----------
+        x, mask, pred_type
+            As for :meth:`predict`.
+        kind : str
+            "max_variance" (over the outputs), "sum_variance", "max_prob_variance", "entropy" or "mutual_information".
+        per : "input" or "position"
+            Where outputs have positions (tokens, pixels), one number an input is the largest of its positions for
+            the kinds that begin with "max", and their mean for the others; masked positions do not count. "position"
+            gives the number of each, NaN where it is masked.
         """
-        return score(self.predict(x, pred_type=pred_type), self._likelihood, kind)
+        return self._scored(self.predict(x, pred_type=pred_type, mask=mask), kind, per, mask)
+
+    def _scored(self, prediction: Prediction, kind: str, per: str, mask: Mask) -> Tensor:
+        """Return the score of a prediction; warn where padding may be in it."""
+        padded = self._likelihood.some_ignored and mask is None and prediction.mask is None
+        if padded and per == "input" and len(self._likelihood.positions(prediction.mean)) > 1:
+            message = (
+                "Training targets ignored some positions (padding?), but these inputs come without a mask, so every "
+                'position counts in their scores. Pass mask=..., true where a position counts, or mask="all".'
+            )
+            warnings.warn(message, NullBayesWarning, stacklevel=3)
+        return score(prediction, self._likelihood, kind, per)
 
     def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, O)
         """Return the variance of the linearized outputs; ``exact=True`` where a method can do without samples."""
@@ -247,89 +235,36 @@ class SamplePosterior(Copied):
 
     def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the network's outputs (N, ...), the centred change at precision 1 (S, N, ...), and the targets."""
-        self._network.check_unchanged()
-        examples = Examples(loader, self._batch_fn, self._network.device)
         outputs, changes, targets = [], [], []
-        for start, stop in examples.ranges(max(1, _CHUNK // self.n_samples)):
-            x, y = examples.read(start, stop)
+        for x, y in self._pieces(loader, max(1, _CHUNK // self.n_samples)):
             own, change = linearized(self._network, x, self.directions)
             self._likelihood.check(own, y)
             outputs.append(own)
             changes.append(centred(change))
             targets.append(y)
-        return torch.cat(outputs), torch.cat(changes, dim=1), torch.cat(targets)
+        return joined(outputs), torch.cat(changes, dim=1), torch.cat(targets)
+
+    def _pieces(self, data: Any, size: int) -> Iterator[tuple[Any, Tensor]]:
+        """Iterate once over inputs and targets, so many at a time and in whatever order they come."""
+        self._network.check_unchanged()
+        empty = True
+        for number, (x, y) in enumerate(batches(data, self._batch_fn, self._network.dtype)):
+            check_batch(number, x, y)
+            self._network.check_form(x)
+            empty = False
+            for start in range(0, len(y), size):
+                piece = take_examples(x, start, start + size), y[start : start + size]
+                moved: tuple[Any, Tensor] = to_device(piece, self._network.device)
+                yield moved
+        if empty:
+            msg = "The loader is empty: it yields no batch."
+            raise DataError(msg)
 
     @full_precision()
     def check_fit(self, loader: Iterable[Any]) -> FitCheck:
         """Measure how far predictions, their likelihood and accuracy moved from the network's own on some data."""
         outputs, changes, targets = self._evaluate(loader)
-        changes = changes / self.prior_precision**0.5
-        counted, likelihood = self._counted(outputs, targets), self._likelihood
-        shift = changes.mean(0)[counted]
-        mean, changes = outputs + changes.mean(0), centred(changes)
-        return FitCheck(
-            n_data=len(outputs),
-            mean_shift=float(shift.square().mean().sqrt()),
-            max_shift=float(shift.abs().max()),
-            std=float(changes.var(0)[counted].mean().sqrt()),
-            output_std=likelihood.spread(outputs, targets),
-            nll_model=nll(likelihood, outputs, None, targets),
-            nll_posterior=nll(likelihood, mean, changes, targets, self._link),
-            accuracy_model=self._accuracy(outputs, None, targets),
-            accuracy_posterior=self._accuracy(mean, changes, targets),
-        )
-
-    def _counted(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return which outputs the targets speak of; refuse targets that speak of none."""
-        counted = self._likelihood.counted(outputs, targets)
-        counted = torch.ones_like(outputs, dtype=torch.bool) if counted is None else counted
-        if not bool(counted.any()):
-            msg = "Every target is one to be ignored (ignore_index): there is nothing to compare predictions with."
-            raise DataError(msg)
-        return counted
-
-    def _accuracy(self, mean: Tensor, changes: Tensor | None, targets: Tensor) -> float | None:
-        likelihood = self._likelihood
-        if not likelihood.has_probabilities:
-            return None
-        if changes is None:
-            return likelihood.accuracy(likelihood.probabilities(mean), targets)
-        probs = summarize(mean, changes, likelihood, self._link).probs
-        assert probs is not None
-        return likelihood.accuracy(probs, targets)
-
-    # --- prior precision and temperature ------------------------------------------------------------------------------
-
-    def _tune_nll(self, loader: Iterable[Any]) -> float:
-        outputs, changes, targets = self._evaluate(loader)
-        self._counted(outputs, targets)
-        found = Answers(self._likelihood, outputs, changes, targets)
-        start = self.prior_precision
-        with contextlib.suppress(SettingsError):  # whatever was found before: the answer depends on the data alone
-            start = self._resolve_precision("optimal")
-        return priors.maximize(lambda alpha: -found.nll(alpha), start, "held-out likelihood")
-
-    @full_precision()
-    def tune(self, loader: Iterable[Any]) -> Self:
-        """Choose the prior precision and the temperature together, by the likelihood of held-out data.
-
-        An infinite precision is temperature scaling, so that on these data the result is no worse than temperature
-        scaling, nor than the network itself, by more than 1e-5 nats a target. The variance is used as far as it helps
-        by more than three standard errors; where it does not, it is kept as large as it can be without doing harm, so
-        that scores still tell inputs apart.
-
-        Parameters
-        ----------
-        loader : iterable of batches
-            Data that the network was not trained on; a thousand examples are plenty.
-        """
-        outputs, changes, targets = self._evaluate(loader)
-        self._counted(outputs, targets)
-        alpha, temperature = best_scale(Answers(self._likelihood, outputs, changes, targets))
-        asked = self._asked_precision  # which a new fit goes by
-        self.prior_precision, self.temperature = alpha, temperature
-        self._asked_precision = asked
-        return self
+        return check_fit(self._likelihood, outputs, changes / self.prior_precision**0.5, targets, self._link)
 
     # --- files --------------------------------------------------------------------------------------------------------
 
@@ -367,13 +302,3 @@ class SamplePosterior(Copied):
 
     def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         """Take up what a method added to the file."""
-
-
-def _check_precision(value: str | float) -> str | float:
-    if isinstance(value, str):
-        if value in ("auto", "optimal", "paper"):
-            return value
-    elif (number := positive(value)) is not None:
-        return number
-    msg = f'prior_precision must be a positive number, "auto", "optimal" or "paper", not {value!r}.'
-    raise SettingsError(msg)

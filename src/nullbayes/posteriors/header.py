@@ -67,7 +67,9 @@ def _parameter(value: Any) -> bool:
 
 _TEMPERATURE: Mapping[str, Test] = {"temperature": _positive}
 _LIKELIHOODS: Mapping[str, Mapping[str, Test]] = {
-    "classification": {"class_dim": _or_none(_dimension), "ignore_index": _integer, **_TEMPERATURE},
+    "classification": {
+        "class_dim": _or_none(_dimension), "ignore_index": _integer, "some_ignored": _flag, **_TEMPERATURE,
+    },
     "regression": {"sigma_noise": _or_none(_positive), **_TEMPERATURE},
     "binary": _TEMPERATURE, "multilabel": _TEMPERATURE, "custom": {},
 }  # fmt: skip

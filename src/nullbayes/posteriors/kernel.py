@@ -16,13 +16,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from nullbayes import priors
 from nullbayes.errors import DataError, FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise
+from nullbayes.posteriors.arguments import data_and_count
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.exact import ExactVariances
@@ -64,7 +63,8 @@ class KernelPosterior(SamplePosterior):
 
     def fit(
         self,
-        loader: Iterable[Any],
+        loader: Any,
+        targets: Any = None,
         n_samples: int = 30,
         *,
         held_out: Iterable[Any] | None = None,
@@ -80,11 +80,15 @@ class KernelPosterior(SamplePosterior):
 
         Parameters
         ----------
-        loader : iterable of batches
-            The training data, unshuffled and without augmentation.
+        loader : iterable of batches, or all inputs
+            The training data, unshuffled and without augmentation: ``fit(loader)``; of a loader that was made for
+            training, :func:`nb.evaluation_loader <nullbayes.evaluation_loader>` makes one. Or the inputs, as a tensor
+            or an array: ``fit(x, y)``.
+        targets : Tensor or array, optional
+            The targets of those inputs. A number in their place is ``n_samples``: ``fit(loader, 50)``.
         n_samples : int
             How many.
-        held_out : iterable of batches, optional
+        held_out : iterable of batches or pair (inputs, targets), optional
             Data that the network was not trained on, to choose precision and temperature by; see :meth:`tune`.
         projector : "auto" or Projector
             How to project; "auto" chooses by rows, parameters and memory, and says why in the report.
@@ -107,7 +111,8 @@ class KernelPosterior(SamplePosterior):
         progress : bool
             Show a bar, on a terminal.
         """
-        if (n_samples := whole(n_samples)) < 2:
+        data, n_samples = data_and_count(loader, targets, n_samples)
+        if n_samples < 2:
             msg = f"n_samples must be at least 2 to speak of a variance, not {n_samples}."
             raise SettingsError(msg)
         self._base, self._likelihood = base, self._asked
@@ -116,7 +121,7 @@ class KernelPosterior(SamplePosterior):
         self._precision_rule = self._asked_precision
         tolerance = self._tolerance if tolerance is None else tolerance
         with Progress(show=progress) as bar, Checkpoint(checkpoint) as store:
-            asked = Asked(self._open(loader, bar), n_samples, projector, tolerance, memory_limit)
+            asked = Asked(self._open(data, bar), n_samples, projector, tolerance, memory_limit)
             based = None if base is None else lambda seed: noise.based(self._network, base, seed, 0, n_samples)
             seed, setup = store.begin(asked, None if generator is None else noise.draw_seed(generator), based)
             promise = None
@@ -213,7 +218,7 @@ class KernelPosterior(SamplePosterior):
         self._network.check_unchanged()
         self._meter = meter = Meter(self._network.device, bar.phase)
         with meter.phase("data"):
-            examples = Examples(loader, self._batch_fn, self._network.device)
+            examples = Examples(loader, self._batch_fn, self._network.device, dtype=self._network.dtype)
             rows = self._open_rows(examples)
             fitted = with_noise(self._likelihood, rows)
             if fitted is not rows.likelihood:
@@ -338,34 +343,6 @@ class KernelPosterior(SamplePosterior):
             )
         parts = [exact_at(piece) for piece in stream(x, self._network, self._batch_fn, n_samples=256)]
         return torch.cat(parts) / self.prior_precision
-
-    @full_precision()
-    def optimize_prior_precision(self, loader: Iterable[Any], method: str = "closed_form") -> float:
-        """Choose the prior precision, set it and return it.
-
-        Parameters
-        ----------
-        loader : iterable of batches
-            Held-out data for "nll", the training data for "marglik"; "closed_form" does not read it.
-        method : "closed_form", "nll" or "marglik"
-            The optimum of the projected marginal likelihood; the best log-likelihood of the mean prediction on the
-            data; or the optimum of the marginal likelihood of linearized Laplace, with the Gauss-Newton matrix proper.
-        """
-        _ = self.directions  # says what to do before fit
-        if method == "closed_form":
-            best = super()._resolve_precision("optimal")
-        elif method == "nll":
-            best = self._tune_nll(loader)
-        elif method == "marglik":
-            self._network.check_unchanged()
-            examples = Examples(loader, self._batch_fn, self._network.device)
-            rows = OutputJacobian(self._network, examples, self._likelihood, hessian=True)
-            best = priors.best_evidence(*priors.spectrum(rows, torch.Generator().manual_seed(0)), self._theta_squared())
-        else:
-            msg = f'method must be "closed_form", "nll" or "marglik", not {method!r}.'
-            raise SettingsError(msg)
-        self.prior_precision = best
-        return best
 
     def _need_state(self) -> None:
         _ = self.directions  # says what to do before fit

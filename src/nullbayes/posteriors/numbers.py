@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import reprlib
 from typing import Any
 
 from nullbayes.errors import SettingsError
@@ -14,7 +15,7 @@ def whole(value: Any, name: str = "n_samples") -> int:
     try:
         return operator.index(value)
     except TypeError:
-        msg = f"{name} must be a whole number, not {value!r}."
+        msg = f"{name} must be a whole number, not {reprlib.repr(value)[:60]}."
         raise SettingsError(msg) from None
 
 

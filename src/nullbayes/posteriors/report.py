@@ -1,4 +1,4 @@
-"""What a fit measured, and what a check of it says."""
+"""What a fit measured."""
 
 from __future__ import annotations
 
@@ -250,47 +250,3 @@ def _warn_of_promise(report: FitReport, promise: Promise) -> None:
             "Scores still rank inputs. For a variance to read, pass held-out data, fit(loader, held_out=...)."
         )
         warnings.warn(message, CollapseWarning, stacklevel=4)
-
-
-@dataclass(frozen=True)
-class FitCheck:
-    """How far a posterior's predictions moved from the network's own on some data.
-
-    Attributes
-    ----------
-    n_data : int
-        Examples checked.
-    mean_shift, max_shift : float
-        Root mean square and largest distance of the mean outputs from the network's, in units of the outputs: zero up
-        to rounding for linearized predictions, whose mean is the network's output.
-    std : float
-        Root mean square standard deviation of the outputs.
-    output_std : float
-        The spread of the network's own outputs, to compare these with.
-    nll_model, nll_posterior : float
-        Minus the mean log-likelihood of a target: of the network, and of the posterior's prediction.
-    accuracy_model, accuracy_posterior : float or None
-        Share of right classes (or right labels); None for likelihoods without classes.
-    """
-
-    n_data: int
-    mean_shift: float
-    max_shift: float
-    std: float
-    output_std: float
-    nll_model: float
-    nll_posterior: float
-    accuracy_model: float | None
-    accuracy_posterior: float | None
-
-    def __str__(self) -> str:
-        """Lay the check out as a table."""
-        lines = [
-            f"{self.n_data:,} examples; outputs spread by {self.output_std:.3g}",
-            f"mean outputs moved by {self.mean_shift:.2g} (at most {self.max_shift:.2g}), "
-            f"standard deviation {self.std:.2g}",
-            f"nll      {self.nll_model:.4f} -> {self.nll_posterior:.4f}",
-        ]
-        if self.accuracy_model is not None and self.accuracy_posterior is not None:
-            lines.append(f"accuracy {self.accuracy_model:.4f} -> {self.accuracy_posterior:.4f}")
-        return "\n".join(lines)

@@ -10,53 +10,35 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from nullbayes.errors import DataError, LikelihoodError, NullBayesWarning, SettingsError
-from nullbayes.jacobian.batches import BatchFn, inputs_of, leaves, map_leaves, n_examples, take_examples, to_device
+from nullbayes.jacobian.batches import (
+    BatchFn,
+    as_tensors,
+    inputs_of,
+    is_array,
+    leaves,
+    map_leaves,
+    n_examples,
+    take_examples,
+    to_device,
+)
+from nullbayes.jacobian.loaders import as_loader, check_order
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Classification, Likelihood
 from nullbayes.memory import give_back, is_out_of_memory
+from nullbayes.predictive.masks import Mask, Masks
+from nullbayes.predictive.prediction import Prediction
 
 PRED_TYPES = ("linearized", "sampled")
 LINKS = ("margin", "probit", "bridge", "mc")
-SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
 _EXAMPLES_TIMES_SAMPLES = {"cpu": 8192, "cuda": 2**18}  # in memory at a time
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the posterior says about N inputs.
-
-    Attributes
-    ----------
-    mean : Tensor (N, ...)
-        Mean of the outputs (logits, for a classifier): the network's own outputs for linearized predictions, the mean
-        over the samples for sampled ones.
-    variance : Tensor (N, ...)
-        Their variance: how far the training data leave the output open. A regression's noise is not in it: add
-        ``posterior.likelihood.sigma_noise**2`` for intervals of targets.
-    probs : Tensor (N, ...) or None
-        Probabilities, averaged over the posterior and at its temperature; None for likelihoods without any.
-    samples : Tensor (S, N, ...)
-        The outputs of each sample, in the shape that the model gives them: (N, O) for most.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    probs: Tensor | None
-    samples: Tensor
-
-    def __repr__(self) -> str:
-        """Give the shapes; the numbers would fill pages."""
-        tensors = ((field.name, getattr(self, field.name)) for field in fields(self))
-        shapes = (f"{name} {value if value is None else tuple(value.shape)}" for name, value in tensors)
-        return f"Prediction({', '.join(shapes)})"
 
 
 def sample_outputs(network: Network, x: Any, deviations: Tensor, pred_type: str) -> tuple[Tensor, Tensor]:
@@ -80,20 +62,24 @@ def centred(changes: Tensor) -> Tensor:  # (S, ...)
 def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -> Iterator[Any]:
     """Iterate over inputs in pieces that fit in memory, on the network's device.
 
-    A tensor, a tuple (several arguments) or a mapping (named arguments) is one input; anything else that can be
-    iterated, a DataLoader or a list, is a loader of inputs, or of pairs with targets, which are passed over.
+    A tensor or an array, a tuple (several arguments) or a mapping (named arguments) is one input; a dataset, or
+    anything else that can be iterated, a DataLoader or a list, is a loader of inputs, or of pairs with targets, which
+    are passed over.
     """
-    one = isinstance(x, (Tensor, tuple, Mapping))
-    if not one and not isinstance(x, Iterable):
-        msg = f"Inputs must be a tensor, a tuple, a mapping or a loader of these, not {type(x).__name__}."
+    one = is_array(x) or isinstance(x, (tuple, Mapping))
+    if not one and not isinstance(x, (Iterable, Dataset)):
+        msg = f"Inputs must be a tensor, an array, a tuple, a mapping or a loader of these, not {type(x).__name__}."
         raise DataError(msg)
     size, empty = max(1, _EXAMPLES_TIMES_SAMPLES.get(network.device.type, 8192) // max(1, n_samples)), True
-    for batch in [x] if one else x:
-        inputs = batch if one else inputs_of(batch, batch_fn)
+    loader = [x] if one else as_loader(x)
+    check_order(loader, "Answers come in the order of the inputs, one for each")
+    for batch in loader:
+        inputs = as_tensors(batch if one else inputs_of(batch, batch_fn, network.trained_on), network.dtype)
         if any(leaf.is_floating_point() and not torch.isfinite(leaf).all() for leaf in leaves(inputs)):
             msg = "The inputs hold NaN or Inf."
             raise DataError(msg)
         total = n_examples(inputs)
+        network.check_form(inputs)
         for start in range(0, total, size):
             piece = map_leaves(lambda leaf, start=start: leaf[start : start + size] if leaf.ndim else leaf, inputs)
             yield to_device(piece, network.device)
@@ -112,11 +98,27 @@ def predict(
     pred_type: str = "linearized",
     link: str | None = None,
     batch_fn: BatchFn | None = None,
+    mask: Mask = None,
 ) -> Prediction:
     """Predict for inputs or a loader of them."""
-    pieces = stream(x, network, batch_fn, len(deviations))
-    means, changes = zip(*(_in_halves(network, piece, deviations, pred_type) for piece in pieces), strict=True)
-    return summarize(torch.cat(means), torch.cat(changes, dim=1), likelihood, link or default_link(pred_type))
+    means, changes, masks = [], [], Masks(likelihood, mask)
+    for piece in stream(x, network, batch_fn, len(deviations)):
+        mean, change = _in_halves(network, piece, deviations, pred_type)
+        masks.look(piece, mean)
+        means.append(mean)
+        changes.append(change)
+    mean, link = joined(means), link or default_link(pred_type)
+    return summarize(mean, torch.cat(changes, dim=1), likelihood, link, masks.joined(mean))
+
+
+def joined(parts: list[Tensor]) -> Tensor:  # (n, ...) each
+    """Return the outputs of several batches as one."""
+    shapes = {tuple(part.shape[1:]) for part in parts}
+    if len(shapes) > 1:
+        named = " and ".join(str(("n", *shape)) for shape in sorted(shapes))
+        msg = f"The batches give outputs of shapes {named}: pad them to one length, or predict batch by batch."
+        raise DataError(msg)
+    return torch.cat(parts)
 
 
 def default_link(pred_type: str) -> str:
@@ -138,7 +140,9 @@ def _in_halves(network: Network, x: Any, deviations: Tensor, pred_type: str) -> 
     return torch.cat([first, second]), torch.cat([a, b], dim=1)
 
 
-def summarize(mean: Tensor, changes: Tensor, likelihood: Likelihood, link: str) -> Prediction:  # (N, ...), (S, N, ...)
+def summarize(
+    mean: Tensor, changes: Tensor, likelihood: Likelihood, link: str, mask: Tensor | None = None
+) -> Prediction:  # (N, ...), (S, N, ...)
     """Make a prediction of mean outputs and of how far each sample is from them."""
     if link not in LINKS:
         msg = f"link_approx must be one of {', '.join(LINKS)}, not {link!r}."
@@ -152,7 +156,7 @@ def summarize(mean: Tensor, changes: Tensor, likelihood: Likelihood, link: str) 
             "larger prior_precision, or scale the outputs."
         )
         warnings.warn(message, NullBayesWarning, stacklevel=2)
-    return Prediction(mean, variance, probs, samples)
+    return Prediction(mean, variance, probs, samples, likelihood.noise_variance(mean), mask)
 
 
 def _average(mean: Tensor, changes: Tensor, variance: Tensor, likelihood: Likelihood, link: str) -> Tensor:
@@ -167,32 +171,6 @@ def _average(mean: Tensor, changes: Tensor, variance: Tensor, likelihood: Likeli
     if link == "probit":
         return likelihood.probit(mean, variance)
     return likelihood.bridge(mean, changes)
-
-
-def score(prediction: Prediction, likelihood: Likelihood, kind: str) -> Tensor:  # (N,)
-    """Return one number an input, higher where it is stranger.
-
-    ``max_variance`` (the paper's text) and ``sum_variance`` are of the outputs; ``max_prob_variance`` (the authors'
-    code) of the probabilities; ``entropy`` is that of the mean prediction, ``mutual_information`` its part that the
-    samples disagree on.
-    """
-    if kind not in SCORES:
-        msg = f"kind must be one of {', '.join(SCORES)}, not {kind!r}."
-        raise SettingsError(msg)
-    if kind == "max_variance":
-        return prediction.variance.flatten(1).amax(1)
-    if kind == "sum_variance":
-        return prediction.variance.flatten(1).sum(1)
-    if prediction.probs is None:
-        msg = f"kind={kind!r} needs probabilities, which a {likelihood.name} likelihood has not: use 'max_variance'."
-        raise LikelihoodError(msg)
-    if kind == "entropy":
-        return likelihood.entropy_terms(prediction.probs).flatten(1).sum(1)
-    probs = likelihood.probabilities(prediction.samples)
-    if kind == "max_prob_variance":
-        return probs.var(0).flatten(1).amax(1)
-    total, each = likelihood.entropy_terms(probs.mean(0)), likelihood.entropy_terms(probs).mean(0)
-    return (total - each).flatten(1).sum(1).clamp_min(0.0)
 
 
 def nll(
