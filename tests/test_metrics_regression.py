@@ -164,6 +164,11 @@ def test_empty_and_complex_numbers_are_refused() -> None:
         metrics.rmse([1.0], torch.ones(1, dtype=torch.complex64))
 
 
+def test_single_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="mean is a single number"):
+        metrics.rmse(1.0, 2.0)
+
+
 def test_ends_in_the_wrong_order_are_refused() -> None:
     with pytest.raises(ValueError, match="lower is above upper in 1 of 2"):
         metrics.interval_coverage([0.0, 2.0], [1.0, 1.0], [0.0, 0.0])
