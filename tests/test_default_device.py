@@ -124,6 +124,15 @@ def test_metrics_need_no_device(elsewhere: torch.device) -> None:
     assert metrics.confidence(probs) > 0
     assert metrics.auroc(probs[:, 0], probs[:, 1]) < 1
     assert metrics.fpr95(probs[:, 0], probs[:, 1]) > 0
+    assert metrics.aupr(probs[:, 0], probs[:, 1]) > 0
+    assert metrics.aurc([0.2, 0.1], [0, 1]) == 0.75
+    assert metrics.nll([[0.9, 0.1], [0.3, 0.7]], [0, -100]) > 0
+    assert metrics.accuracy([[0.9, 0.1]], [[1, 1]], multilabel=True) == 0.5
+    for name in ("gaussian_nll", "crps"):
+        assert getattr(metrics, name)(probs, 0.5, labels[:, None].expand(2, 2)) > 0
+    assert metrics.rmse(probs, [[0, 0], [0, 0]]) > 0
+    assert metrics.interval_coverage(-probs, probs, 0 * probs) == 1
+    assert metrics.interval_width(-probs, probs) > 0
 
 
 def test_cases_lie_where_they_are_asked_to_lie(elsewhere: torch.device) -> None:

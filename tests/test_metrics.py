@@ -1,8 +1,8 @@
-"""Metrics against scikit-learn, against hand-computed cases, and against input they must refuse."""
+"""Metrics of classes and scores against scikit-learn, hand-computed cases, and input that they must refuse."""
 
+import itertools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ oracle = pytest.importorskip("sklearn.metrics")
 
 Metric = Callable[[Tensor, Tensor], float]
 OF_CLASSES: list[Metric] = [metrics.accuracy, metrics.nll, metrics.brier, metrics.ece, metrics.mce]
-OF_SCORES: list[Metric] = [metrics.auroc, metrics.fpr95]
+OF_SCORES: list[Metric] = [metrics.auroc, metrics.aupr, metrics.fpr95]
 TIGHT = 1e-12
 
 
@@ -74,6 +74,14 @@ def test_auroc_agrees_with_scikit_learn(n_in: int, n_out: int, n_levels: int) ->
     inside, outside = draw_scores(n_levels, n_in, n_out, n_levels)
     expected = oracle.roc_auc_score(*joined(inside, outside))
     assert metrics.auroc(inside, outside) == pytest.approx(expected, abs=TIGHT)
+
+
+@pytest.mark.parametrize("n_levels", [2, 9, 10_000])
+@pytest.mark.parametrize(("n_in", "n_out"), [(1, 1), (300, 211), (57, 400)])
+def test_aupr_agrees_with_scikit_learn(n_in: int, n_out: int, n_levels: int) -> None:
+    inside, outside = draw_scores(n_levels, n_in, n_out, n_levels)
+    expected = oracle.average_precision_score(*joined(inside, outside))
+    assert metrics.aupr(inside, outside) == pytest.approx(expected, abs=TIGHT)
 
 
 @pytest.mark.parametrize("n_levels", [2, 9, 10_000])
@@ -149,6 +157,54 @@ def test_fpr95_takes_the_largest_threshold_that_flags_95_percent() -> None:
     assert metrics.fpr95(torch.tensor([5.0]), torch.tensor([5.0])) == 1.0
 
 
+def test_aupr_of_scores_that_say_nothing_is_the_share_of_strangers() -> None:
+    assert metrics.aupr(torch.ones(30), torch.ones(10)) == 0.25
+    assert metrics.aupr(torch.zeros(30), torch.ones(10)) == 1.0
+
+
+# --- selective prediction ---
+
+
+def risk_coverage_area(losses: tuple[float, ...]) -> float:
+    return sum(sum(losses[:k]) / k for k in range(1, len(losses) + 1)) / len(losses)
+
+
+@pytest.mark.parametrize("scores", [[3, 1, 5, 2, 4, 0], [1, 0, 1, 1, 0, 2], [7, 7, 7, 7, 7, 7], [0, 1, 1, 2, 2, 2]])
+def test_aurc_is_the_average_over_all_orders_that_the_scores_allow(scores: list[int]) -> None:
+    losses = [0.0, 1.0, 0.25, 3.0, -0.5, 1.0]
+    orders = [
+        [losses[i] for i in order]
+        for order in itertools.permutations(range(6))
+        if all(scores[a] <= scores[b] for a, b in itertools.pairwise(order))
+    ]
+    expected = sum(risk_coverage_area(order) for order in orders) / len(orders)
+    assert metrics.aurc(scores, losses) == pytest.approx(expected, rel=TIGHT)
+
+
+def test_aurc_by_hand() -> None:
+    wrong = torch.tensor([False, True, False, True])
+    assert metrics.aurc(torch.arange(4.0), wrong) == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4, rel=TIGHT)
+    assert metrics.aurc(-torch.arange(4.0), wrong) == pytest.approx((1 + 1 / 2 + 2 / 3 + 2 / 4) / 4, rel=TIGHT)
+    assert metrics.aurc(torch.ones(4), wrong) == 0.5  # scores that say nothing: the error rate
+    assert metrics.aurc(torch.arange(4.0)[:, None], wrong[:, None]) == metrics.aurc(torch.arange(4.0), wrong)
+
+
+def test_aurc_does_not_depend_on_the_order_of_predictions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores, losses = randint(6, (200,), generator=generator), randn(200, generator=generator)
+    shuffle = randperm(200, generator=generator)
+    assert metrics.aurc(scores[shuffle], losses[shuffle]) == pytest.approx(metrics.aurc(scores, losses), rel=1e-10)
+
+
+def test_aurc_refuses_losses_that_do_not_fit_the_scores() -> None:
+    with pytest.raises(ValueError, match="there are 2 for 3 scores"):
+        metrics.aurc(torch.ones(3), torch.ones(2))
+    with pytest.raises(ValueError, match=r"errors must have shape .*a loss for each input"):
+        metrics.aurc(torch.ones(3), torch.ones(3, 3))
+    with pytest.raises(ValueError, match="errors has NaN"):
+        metrics.aurc(torch.ones(1), torch.tensor([math.nan]))
+
+
 # --- calibration ---
 
 
@@ -215,7 +271,7 @@ def test_float32_input_is_scored_in_float64(metric: Metric) -> None:
     assert metric(single, targets.to(torch.int32)) == metric(single.double(), targets)
 
 
-def test_auroc_and_fpr95_depend_on_the_order_of_scores_only() -> None:
+def test_metrics_of_scores_depend_on_the_order_of_scores_only() -> None:
     inside, outside = draw_scores(0, 200, 150, 12)
     for metric in OF_SCORES:
         assert metric(torch.exp(3 * inside) - 8, torch.exp(3 * outside) - 8) == metric(inside, outside)
@@ -267,13 +323,16 @@ THREE = torch.full((4, 3), 1 / 3)
 BINARY = torch.full((4,), 0.5)
 BAD_TARGETS = {
     "too few": (THREE, torch.tensor([0, 1, 2]), r"shape \(4,\)"),
-    "a column for classes": (THREE, torch.tensor([[0], [1], [2], [0]]), r"shape \(4,\)"),
     "one-hot": (THREE, torch.eye(3, dtype=torch.long)[[0, 1, 2, 0]], "argmax"),
     "floating point": (THREE, torch.tensor([0.0, 1.0, 2.0, 0.0]), r"\.long\(\)"),
     "too large": (THREE, torch.tensor([0, 1, 2, 3]), "between 0 and 2, but they run from 0 to 3"),
-    "ignored": (THREE, torch.tensor([0, 1, 2, -100]), "drop the examples to be ignored"),
+    "ignored by another number": (THREE, torch.tensor([0, 1, 2, -1]), r"pass as ignore_index .*now -100"),
+    "all ignored": (THREE, torch.full((4,), -100), "nothing to score"),
     "two columns for binary": (BINARY, torch.zeros(4, 2, dtype=torch.long), r"shape \(4,\)"),
     "class 2 for binary": (BINARY, torch.tensor([0, 1, 2, 0]), "between 0 and 1"),
+    "halves for binary": (BINARY, torch.tensor([0, 1, 0.5, 0]), "0, 1 or ignore_index"),
+    "nan for binary": (BINARY, torch.tensor([0, 1, math.nan, 0]), "0, 1 or ignore_index"),
+    "a scalar": (BINARY, torch.tensor(1), r"shape \(4,\), a label for each probability, but they have shape \(\)\.$"),
 }
 
 
@@ -291,22 +350,11 @@ def test_fewer_than_one_bin_is_refused(n_bins: int) -> None:
             metric(*draw(0), n_bins=n_bins)
 
 
-@pytest.mark.parametrize("convert", [Tensor.numpy, Tensor.tolist])
-def test_arrays_and_lists_are_refused_by_name(convert: Callable[[Tensor], Any]) -> None:
-    probs, targets, scores = torch.tensor([[0.3, 0.7]]), torch.tensor([1]), torch.ones(3)
-    for metric in OF_CLASSES:
-        with pytest.raises(ValueError, match=r"probs must be a tensor.*torch.as_tensor"):
-            metric(convert(probs.cpu()), targets)
-        with pytest.raises(ValueError, match=r"targets must be a tensor.*torch.as_tensor"):
-            metric(probs, convert(targets.cpu()))
-    for metric in OF_SCORES:
-        with pytest.raises(ValueError, match=r"scores_out must be a tensor.*torch.as_tensor"):
-            metric(scores, convert(scores.cpu()))
-
-
 BAD_SCORES = {
     "empty": (torch.ones(0), "empty"),
-    "a column": (torch.ones(3, 1), "a score for each input"),
+    "two columns": (torch.ones(3, 2), "a score for each input"),
+    "a row": (torch.ones(1, 3), "a score for each input"),
+    "complex": (torch.ones(3, dtype=torch.complex64), "real numbers"),
     "a scalar": (torch.tensor(1.0), "a score for each input"),
     "nan": (torch.tensor([1.0, math.nan]), "NaN or infinite"),
     "infinite": (torch.tensor([1.0, -math.inf]), "NaN or infinite"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 import torch
@@ -48,6 +49,13 @@ def test_the_index_names_what_there_is() -> None:
     for name in ("ProjectedPosterior", "LossProjectedPosterior", "load", "OutputJacobian", "LossJacobian", "DenseRows",
                  "MatrixFreeRows", "projectors", "plan", "likelihoods", "metrics", "errors", "baselines"):  # fmt: skip
         assert f"``{name}``" in nb.__doc__
+
+
+def test_the_indices_name_every_metric() -> None:
+    for name in nb.metrics.__all__:
+        assert f"`{name}`" in nb.metrics.__doc__
+        assert re.search(rf"\b{name}\b", nb.__doc__)
+        assert inspect.getdoc(getattr(nb.metrics, name))
 
 
 @pytest.mark.parametrize("name", ["ExactDual", "ExactPrimal", "Alternating", "Krylov", "Lanczos"])

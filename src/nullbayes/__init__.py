@@ -18,7 +18,9 @@ Around them
     ``as_module``                 a plain function of a dict of parameters, as a model
     ``evaluation_loader``         of a loader made for training: the same examples, each once and in order
     ``likelihoods``               classification, binary, multilabel, regression, a loss of your own
-    ``metrics``                   accuracy, confidence, nll, brier, ece, mce, auroc, fpr95
+    ``metrics``                   of classes: accuracy, confidence, nll, brier, ece, mce;
+                                  of numbers: rmse, gaussian_nll, crps, interval_coverage, interval_width;
+                                  of scores: auroc, aupr, fpr95, aurc
     ``errors``                    what can go wrong, by name
 """
 
