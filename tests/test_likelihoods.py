@@ -111,12 +111,24 @@ def test_coins_may_be_of_any_type(dtype: torch.dtype) -> None:
 def test_noise_is_fitted_to_the_residuals() -> None:
     outputs, targets = outputs_of(REGRESSION)
     fitted = Regression().fitted(outputs, targets)
-    assert fitted.sigma_noise == pytest.approx(float((outputs - targets).square().mean().sqrt()))
+    squares = (outputs - targets).square()
+    assert fitted.sigma_noise == pytest.approx(tuple(squares.mean(0).sqrt().tolist()))  # each output has its own
     assert Regression(0.3).fitted(outputs, targets).sigma_noise == 0.3
-    torch.testing.assert_close(
-        fitted.loss(outputs, targets), (outputs - targets).square().sum(1) / (2 * fitted.sigma_noise**2)
-    )
-    assert Regression().fitted(outputs, outputs).sigma_noise > 0  # a perfect fit divides by nothing
+    torch.testing.assert_close(fitted.loss(outputs, targets), (squares / squares.mean(0)).sum(1) / 2)
+    assert min(Regression().fitted(outputs, outputs).sigma_noise) > 0  # a perfect fit divides by nothing
+    one = Regression().fitted(outputs[:, :1], targets[:, :1]).sigma_noise
+    assert one == pytest.approx(float(squares[:, 0].mean().sqrt()))
+    pixels = Regression().fitted(outputs[:, None], targets[:, None]).sigma_noise
+    assert pixels == pytest.approx(float(squares.mean().sqrt()))  # positions have one for all
+
+
+def test_noise_of_another_number_of_outputs_is_refused() -> None:
+    outputs, targets = outputs_of(REGRESSION)
+    with pytest.raises(LikelihoodError, match=r"has 3 numbers, outputs of shape .* need 2"):
+        Regression((0.1, 0.2, 0.3)).check(outputs, targets)
+    with pytest.raises(LikelihoodError, match="must be positive"):
+        Regression((0.1, 0.0))
+    assert Regression(torch.tensor([0.5])) == Regression(0.5)
 
 
 def test_names_and_functions_are_likelihoods() -> None:

@@ -151,23 +151,24 @@ def test_sequences_of_another_length_can_be_predicted(kind: type) -> None:
         assert prediction.probs is not None
         torch.testing.assert_close(prediction.probs.sum(-1), torch.ones(5, length, dtype=torch.float64))
         for kind_of_score in SCORES:
-            assert posterior.ood_score(x, kind_of_score).shape == (5,)
+            assert posterior.ood_score(x, kind_of_score, mask="all").shape == (5,)
         rows = posterior.functional_variance(x, exact=True)
         assert rows.shape == (5, length, 3)
 
 
-def test_scores_are_those_of_all_positions() -> None:
-    posterior, _ = fit(nb.ProjectedPosterior, drawn_labels(3, 3, 4))
+def test_scores_are_pooled_over_positions() -> None:
+    posterior, _ = fit(nb.ProjectedPosterior, drawn_labels(3, 3, 4).clamp_min(0))
     x = draw(5, 4, 2, seed=5)
     prediction = posterior.predict(x)
     probs = prediction.probs
     torch.testing.assert_close(posterior.ood_score(x), prediction.variance.amax((1, 2)))
-    torch.testing.assert_close(posterior.ood_score(x, "sum_variance"), prediction.variance.sum((1, 2)))
-    torch.testing.assert_close(posterior.ood_score(x, "entropy"), -(probs * probs.log()).sum((1, 2)))
+    torch.testing.assert_close(posterior.ood_score(x, "sum_variance"), prediction.variance.sum(2).mean(1))
+    torch.testing.assert_close(posterior.ood_score(x, "entropy"), -(probs * probs.log()).sum(2).mean(1))
     inside = prediction.samples.softmax(-1)
     mean = inside.mean(0)
-    gained = -(mean * mean.log()).sum((1, 2)) + (inside * inside.log()).sum((2, 3)).mean(0)
-    torch.testing.assert_close(posterior.ood_score(x, "mutual_information"), gained)
+    gained = -(mean * mean.log()).sum(2) + (inside * inside.log()).sum(3).mean(0)
+    torch.testing.assert_close(posterior.ood_score(x, "mutual_information"), gained.mean(1))
+    torch.testing.assert_close(posterior.ood_score(x, "mutual_information", per="position"), gained)
 
 
 def test_what_is_ignored_may_move_and_the_rest_may_not() -> None:
@@ -217,7 +218,7 @@ def test_settings_come_back_from_a_file(tmp_path: Any) -> None:
     posterior, model = fit(nb.ProjectedPosterior, labels)
     posterior.save(tmp_path / "file")
     loaded = nb.load(tmp_path / "file", model)
-    assert loaded.likelihood == posterior.likelihood == Classification(class_dim=-1)
+    assert loaded.likelihood == posterior.likelihood == Classification(class_dim=-1, some_ignored=True)
     assert loaded.check_fit([(draw(3, 4, 2), labels)]) == posterior.check_fit([(draw(3, 4, 2), labels)])
 
 

@@ -49,7 +49,7 @@ def test_memory_does_not_decide_the_answer(case: Model, pred_type: str, monkeypa
     model, (x, _) = case.build(), CLASSIFICATION.data(case)
     network, steps = Network(model), deviations(model)
     whole = predictive.predict(network, Classification(), x, steps, pred_type=pred_type)
-    monkeypatch.setattr(predictive, "_EXAMPLES_TIMES_SAMPLES", {"cpu": 8, "cuda": 8})  # two examples at a time
+    monkeypatch.setattr(predictive.outputs, "_EXAMPLES_TIMES_SAMPLES", {"cpu": 8, "cuda": 8})  # two examples at a time
     assert len(list(predictive.stream(x, network, None, 4))) == 3
     pieces = predictive.predict(network, Classification(), x, steps, pred_type=pred_type)
     torch.testing.assert_close(pieces.samples, whole.samples)

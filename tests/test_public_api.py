@@ -14,7 +14,7 @@ from nullbayes import errors
 
 NAMES = (
     "ProjectedPosterior", "LossProjectedPosterior", "load", "plan", "Plan", "OutputJacobian", "LossJacobian",
-    "DenseRows", "MatrixFreeRows", "Rows", "Prediction", "FitReport", "FitCheck",
+    "DenseRows", "MatrixFreeRows", "Rows", "Prediction", "FitReport", "FitCheck", "evaluation_loader",
 )  # fmt: skip
 MODULES = ("baselines", "projectors", "likelihoods", "metrics", "errors")
 BASELINES = (
@@ -22,10 +22,10 @@ BASELINES = (
     "LocalEnsemble", "SCOD", "SketchedLanczos", "SWAG", "DeepEnsemble",
 )  # fmt: skip
 METHODS = {
-    "fit": ["loader", "n_samples", "projector", "tolerance", "generator", "memory_limit", "progress"],
-    "predict": ["x", "pred_type", "n_samples"],
+    "fit": ["loader", "targets", "n_samples", "projector", "tolerance", "generator", "memory_limit", "progress"],
+    "predict": ["x", "pred_type", "n_samples", "link_approx", "mask"],
     "functional_variance": ["x", "exact"],
-    "ood_score": ["x", "kind"],
+    "ood_score": ["x", "kind", "per", "mask"],
     "optimize_prior_precision": ["loader", "method"],
     "check_fit": ["loader"],
     "sample": ["n"],

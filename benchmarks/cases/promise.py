@@ -175,7 +175,8 @@ def _scores(posterior: Any, task: Task) -> tuple[Row, Row]:
     }
     x, y = task.test
     if task.likelihood == "regression":
-        prediction, noise = posterior.predict(x), posterior.likelihood.sigma_noise**2
+        prediction = posterior.predict(x)
+        noise = prediction.noise
         for side, variance in ((network, 0.0 * prediction.variance), (own, prediction.variance)):
             covered = (y - prediction.mean).abs() <= NINETY * (variance + noise).sqrt()
             side["coverage"] = float(covered.double().mean())

@@ -36,11 +36,11 @@ def test_methods_take_the_same_arguments(method: Method) -> None:
     assert list(made)[:2] == ["model", "likelihood"]
     assert {"parameters", "prior_precision", "batch_fn"} <= set(made)
     fitted = inspect.signature(method.kind.fit).parameters
-    assert list(fitted)[:3] == ["self", "loader", "n_samples"]
+    assert list(fitted)[:4] == ["self", "loader", "targets", "n_samples"]
     assert fitted["n_samples"].default == 30
     assert {"generator", "memory_limit", "progress"} <= set(fitted)
-    assert {"pred_type", "n_samples"} <= set(inspect.signature(method.kind.predict).parameters)
-    assert {"x", "kind"} <= set(inspect.signature(method.kind.ood_score).parameters)
+    assert {"pred_type", "n_samples", "mask"} <= set(inspect.signature(method.kind.predict).parameters)
+    assert {"x", "kind", "per", "mask"} <= set(inspect.signature(method.kind.ood_score).parameters)
     assert {"loader", "method"} <= set(inspect.signature(method.kind.optimize_prior_precision).parameters)
     for name in ("fit", "predict", "ood_score", "save", "check_fit", "optimize_prior_precision", "report"):
         assert inspect.getdoc(getattr(method.kind, name)), name
@@ -215,7 +215,7 @@ def test_outputs_may_have_positions_and_be_taken_from_what_the_model_returns(met
     posterior = method.kind(model, output_fn=lambda returned: returned["tags"], prior_precision=1.0)
     posterior.fit([(x, y)], 3, progress=False, **method.extra(model))
     for kind in method.scores:
-        assert posterior.ood_score(x, kind).shape == (6,)
+        assert posterior.ood_score(x, kind, mask="all").shape == (6,)
     if not method.samples:
         return
     prediction = posterior.predict(x)

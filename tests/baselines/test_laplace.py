@@ -219,7 +219,7 @@ def test_a_failed_search_leaves_the_precision_as_it_was() -> None:
     x, _ = CLASSIFICATION.data()
     with pytest.raises(LikelihoodError):
         posterior.optimize_prior_precision([(x, torch.full((5,), 7))])
-    with pytest.raises(SettingsError, match='"grid", "nll" or "marglik"'):
+    with pytest.raises(SettingsError, match="one of nll, grid, marglik, closed_form"):
         posterior.optimize_prior_precision([], "guess")
     assert posterior.prior_precision == ALPHA
 

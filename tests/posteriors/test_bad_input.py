@@ -90,7 +90,7 @@ def test_numbers_come_from_anywhere(make: Callable[[int], Any]) -> None:
 CALLS_REFUSED = {
     "pred_type": (lambda p: p.predict(X, pred_type="glm"), SettingsError, "linearized, sampled, not 'glm'"),
     "kind": (lambda p: p.ood_score(X, "variance"), SettingsError, "max_variance, sum_variance.*not 'variance'"),
-    "method": (lambda p: p.optimize_prior_precision(DATA, "grid"), SettingsError, '"nll" or "marglik", not \'grid\''),
+    "method": (lambda p: p.optimize_prior_precision(DATA, "guess"), SettingsError, "marglik, closed_form, not 'guess'"),
     "too many samples": (lambda p: p.predict(X, n_samples=5), SettingsError, r"between 1 and 4, not 5; extend\(\)"),
     "no samples": (lambda p: p.predict(X, n_samples=0), SettingsError, "n_samples must be"),
     "one sample": (lambda p: p.predict(X, n_samples=1), SettingsError, "at least 2 to speak of a variance"),
@@ -167,7 +167,7 @@ BEFORE_FIT = {
     "prepare": lambda p: p.prepare(DATA),
     "check_fit": lambda p: p.check_fit(DATA),
     "prior_precision": lambda p: p.prior_precision,
-    "closed form": lambda p: p.optimize_prior_precision(DATA),
+    "closed form": lambda p: p.optimize_prior_precision(method="closed_form"),
     "nll": lambda p: p.optimize_prior_precision(DATA, "nll"),
     "marglik": lambda p: p.optimize_prior_precision(DATA, "marglik"),
     "save": lambda p: p.save("never written"),

@@ -28,7 +28,7 @@ def test_the_optimal_precision_is_rank_over_squared_norm(kind: type, task: Task)
     assert posterior.prior_precision == 3.0
     posterior.prior_precision = "optimal"
     assert posterior.prior_precision == pytest.approx(optimal)
-    assert posterior.optimize_prior_precision([]) == pytest.approx(optimal)
+    assert posterior.optimize_prior_precision(method="closed_form") == pytest.approx(optimal)
 
 
 @pytest.mark.parametrize("value", [7.5, "optimal", "paper"])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import nullbayes as nb
 from drawing import randn
 from models import jacobian
-from nullbayes.errors import NullBayesWarning
+from nullbayes.errors import NullBayesWarning, UnderfitWarning
 from nullbayes.likelihoods import Regression
 from nullbayes.posteriors import sigma
 from nullbayes.posteriors.sigma import Smoother, share_left, smoother
@@ -157,3 +157,55 @@ def test_a_network_that_interpolates_is_said_aloud() -> None:
     with pytest.warns(NullBayesWarning, match="almost exactly"):
         posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1e6).fit([(x, y)], 5, progress=False)
     assert 0.01 < posterior.likelihood.sigma_noise <= float(y.std()) * 1.1
+
+
+class InUnits(nn.Module):
+    """Gives each output in units of its own, as networks that undo a standardization do."""
+
+    def __init__(self, model: nn.Module, units: Tensor) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("units", units)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x) * self.units
+
+
+@each_kind
+def test_units_do_not_matter(kind: type) -> None:
+    x = draw(80)[0]
+    y = torch.cat([x.sin().sum(1, keepdim=True), x.prod(1, keepdim=True)], 1) + NOISE * randn(80, 2, generator=seeded())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Linear(x.shape[1], 30), nn.Tanh(), nn.Linear(30, 2)).to(x)
+        optimizer = torch.optim.Adam(body.parameters(), 1e-2)
+        for _ in range(300):
+            optimizer.zero_grad()
+            (body(x) - y.to(x)).square().mean().backward()
+            optimizer.step()
+    units = torch.tensor([1.0, 1000.0]).to(x)
+    plain, large = (
+        kind(InUnits(body, u), "regression").fit([(x, y.to(x) * u)], 10, generator=seeded(), progress=False)
+        for u in (units.clamp_max(1.0), units)
+    )
+    (a, b), (c, d) = plain.likelihood.sigma_noise, large.likelihood.sigma_noise
+    assert (a, b) == pytest.approx((c, d / 1000.0), rel=1e-3)
+    assert plain.prior_precision == pytest.approx(large.prior_precision, rel=0.05)
+    assert large.report.worst_ratio == pytest.approx(plain.report.worst_ratio, rel=0.1)
+    assert large.report.worst_ratio < 0.1
+    assert large.check_fit([(x, y.to(x) * units)]).worst_ratio < 0.1
+    lower, upper = large.predict(x).interval(0.9)
+    covered = ((lower <= y.to(x) * units) & (y.to(x) * units <= upper)).double().mean(0)
+    assert covered.min() > 0.85  # of both
+
+
+def test_one_output_that_moves_is_said_aloud() -> None:
+    x, _ = draw(80)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 2)).to(x)
+    y = model(x).detach() + 0.1 * randn(80, 2, generator=seeded()).to(x)
+    scaled = InUnits(model, torch.tensor([1.0, 1e6]).to(x))  # whose second output hides what the first one does
+    posterior = nb.LossProjectedPosterior(scaled, Regression((1e4, 1.0)), prior_precision=0.05)
+    with pytest.warns(UnderfitWarning, match="one of the outputs varies by"):
+        posterior.fit([(x, y * scaled.units)], 10, generator=seeded(), progress=False)

@@ -151,8 +151,7 @@ def inputs_of(batch: Any, batch_fn: BatchFn | None, wanted: str = "") -> Any:
 
     ``wanted`` describes the inputs that the network was trained on: what has their form is no pair with targets.
     """
-    form = form_of(wanted)
-    if form and form_of(described(batch)) == form:
+    if wanted and places(described(batch)) == places(wanted):
         return batch
     if batch_fn is not None:
         try:
@@ -165,9 +164,15 @@ def inputs_of(batch: Any, batch_fn: BatchFn | None, wanted: str = "") -> Any:
     return batch[0] if isinstance(batch, (tuple, list)) and len(batch) in (1, 2) else batch
 
 
-def form_of(description: str) -> list[str]:
-    """Return which tensors an input has, from its description: their places, without shapes and types."""
+def places(description: str) -> list[str]:
+    """Return which parts an input has, from its description: their places, without shapes and types."""
     return sorted(re.findall(r"inputs(?:\[[^\]]*\])*(?= of )", description))
+
+
+def same_form(one: str, other: str) -> bool:
+    """Whether two inputs have the same parts, by their descriptions; by number where not both are named."""
+    a, b = places(one), places(other)
+    return a == b if "['" in one and "['" in other else len(a) == len(b)
 
 
 def described(x: Any, path: str = "inputs") -> str:

@@ -17,9 +17,10 @@ from nullbayes.jacobian.batches import BatchFn, described
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.derivatives import check_derivatives
 from nullbayes.jacobian.finite import check_outputs
+from nullbayes.jacobian.meaning import check_ending, check_labels, check_values
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.rows import Formed, JacobianRows
-from nullbayes.likelihoods import Likelihood, LossFn, resolve
+from nullbayes.likelihoods import Bernoulli, Likelihood, LossFn, Regression, resolve
 
 _OPENED = {"cpu": 64, "cuda": 1024}  # examples that the network answers at a time
 
@@ -32,6 +33,7 @@ class _Opened(NamedTuple):
     likelihood: Likelihood
     n_counted: int  # outputs that the targets speak of
     output_std: float
+    output_stds: Tensor | None  # (O,) of outputs that are independent, each in units of its own
 
 
 def _open(
@@ -47,12 +49,16 @@ def _open(
     examples = (
         loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device, dtype=network.dtype)
     )
-    few = examples.read(0, min(8, len(examples)))[0]
-    check_outputs(examples, 0, network.outputs(few))
+    few, few_targets = examples.read(0, min(8, len(examples)))
+    answers = network.outputs(few)
+    check_outputs(examples, 0, answers)
     network.trained_on = described(few)  # once the network takes them
     network.check_examples(few)
     check_derivatives(network, few)
     chosen = resolve(likelihood)
+    chosen.check(answers, few_targets)
+    check_ending(network, chosen, few)
+    check_labels(network, chosen, few, few_targets, answers)
     outputs, targets, n_counted = [], [], 0
     for start, stop in examples.ranges(_OPENED.get(network.device.type, 64)):
         x, y = examples.read(start, stop)
@@ -65,8 +71,11 @@ def _open(
     if n_counted == 0:
         msg = "Every target is one to be ignored (ignore_index): there is nothing to project on."
         raise DataError(msg)
-    answers = torch.cat(outputs), torch.cat(targets)
-    return _Opened(network, examples, chosen.fitted(*answers), n_counted, chosen.spread(*answers))
+    whole = torch.cat(outputs), torch.cat(targets)
+    check_values(chosen, *whole)
+    apart = whole[0].ndim == 2 and isinstance(chosen, (Bernoulli, Regression))
+    stds = whole[0].double().std(0, unbiased=False) if apart else None
+    return _Opened(network, examples, chosen.fitted(*whole), n_counted, chosen.spread(*whole), stds)
 
 
 class OutputJacobian(JacobianRows):
@@ -99,9 +108,8 @@ class OutputJacobian(JacobianRows):
         output_fn: OutputFn | None = None,
         storage: Formed = "form",
     ) -> None:
-        network, examples, fitted, n_counted, output_std = _open(
-            model, loader, likelihood, parameters, batch_fn, output_fn
-        )
+        opened = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
+        network, examples, fitted, n_counted, output_std, self.output_stds = opened
         shape = network.output_shape(examples.read(0, 1)[0])
         self.hessian, self.n_counted = hessian, n_counted
         ignoring = n_counted < len(examples) * math.prod(shape)
@@ -141,7 +149,8 @@ class LossJacobian(JacobianRows):
         output_fn: OutputFn | None = None,
         storage: Formed = "form",
     ) -> None:
-        network, examples, fitted, _, output_std = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
+        opened = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
+        network, examples, fitted, _, output_std, self.output_stds = opened
         width = math.prod(network.output_shape(examples.read(0, 1)[0]))
 
         def losses(flat: Tensor, x: Any, y: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from nullbayes.errors import InputError, ModelError, NullBayesError
-from nullbayes.jacobian.batches import described, form_of, leaves, map_leaves, n_examples, take_examples
+from nullbayes.jacobian.batches import described, leaves, map_leaves, n_examples, same_form, take_examples
 from nullbayes.jacobian.fingerprint import fingerprint
 from nullbayes.jacobian.kernels import differentiable_kernels, eager_parts, recurrent_kernels
 from nullbayes.jacobian.modules import HALF, evaluation_copy, unwrapped
@@ -130,6 +130,12 @@ class Network:
     def _compare_with_training(self, what: str, x: Any, error: Exception | None = None) -> None:
         """Say that inputs are not as they were in training, if so, where the network could do nothing with them."""
         now, own = described(x), str(self.dtype)
+        if self.trained_on not in ("", now):
+            msg = (
+                f"The network {what} {now}; in training it had {self.trained_on} (n examples). Pass inputs of that "
+                "form; one example x alone as x[None]."
+            )
+            raise InputError(msg) from error  # a RuntimeError too: after one, another route is tried
         odd = next((leaf.dtype for leaf in leaves(x) if leaf.is_floating_point() and str(leaf.dtype) != own), None)
         if odd is not None and not self.widened:
             msg = (
@@ -137,17 +143,11 @@ class Network:
                 f"x.to({own}), or the network."
             )
             raise InputError(msg) from error
-        if self.trained_on not in ("", now):
-            msg = (
-                f"The network {what} {now}; in training it had {self.trained_on} (n examples). Pass inputs of that "
-                "form; one example x alone as x[None]."
-            )
-            raise InputError(msg) from error  # a RuntimeError too: after one, another route is tried
 
     def check_form(self, x: Any) -> None:
         """Refuse inputs that have other parts than those of training: a mask that is missing changes the answer."""
         now = described(x)
-        if self.trained_on and form_of(now) != form_of(self.trained_on):
+        if self.trained_on and not same_form(now, self.trained_on):
             msg = (
                 f"The inputs are {now}; in training the network had {self.trained_on} (n examples). Pass all of its "
                 "inputs, in that form: several as a tuple (a, b), named ones as a mapping."

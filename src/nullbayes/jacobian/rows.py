@@ -54,6 +54,8 @@ class JacobianRows(Rows):
     leave all of it to the latter.
     """
 
+    output_stds: Tensor | None = None  # (O,) of each output by itself, where they are independent
+
     def __init__(
         self,
         network: Network,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +47,6 @@ class Likelihood(ABC):
         That is by :math:`L`, with :math:`L^\top L` the Hessian of the loss of each example.
         """
 
-    @abstractmethod
     def nll(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:  # (n, ...) -> (n,)
         """Return minus the log predictive density of each example, summed over its targets, in float64.
 
@@ -59,6 +59,11 @@ class Likelihood(ABC):
         variance : Tensor (n, ...), optional
             What :meth:`link_variance` returns; None for the network itself.
         """
+        return self.nll_terms(outputs, targets, variance).flatten(1).sum(1)
+
+    @abstractmethod
+    def nll_terms(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:  # (n, ...)
+        """Return the terms of :meth:`nll`: (n, O) for outputs that are independent, else of each example (n, 1)."""
 
     def n_targets(self, outputs: Tensor, targets: Tensor) -> int:
         """Return how many targets the examples have: one for each label or number that counts."""
@@ -100,7 +105,7 @@ class Likelihood(ABC):
         mean = (values * weights).sum(0) / weights.sum(0).clamp_min(1.0)
         return float((((values - mean).square() * weights).sum() / weights.sum()).sqrt())
 
-    def settings(self) -> dict[str, float | int | None]:
+    def settings(self) -> dict[str, Any]:
         """Return what a file must hold of it, beside its name."""
         return {}
 

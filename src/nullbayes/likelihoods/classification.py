@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -117,7 +118,7 @@ class Classification(Likelihood):
         """Return the largest of the classes at each position, or their sum."""
         return values.amax(self._classes) if largest else values.sum(self._classes)
 
-    def settings(self) -> dict[str, float | int | None]:
+    def settings(self) -> dict[str, Any]:
         """Return the dimension of the classes, the label that does not count, and the temperature."""
         names = ("class_dim", "ignore_index", "temperature", "some_ignored")
         return {name: getattr(self, name) for name in names}
@@ -162,11 +163,11 @@ class Classification(Likelihood):
         log_alpha = (1.0 - 2.0 / k + (f + (-f).logsumexp(-1, keepdim=True)).exp() / k**2).log() - own.log()
         return log_alpha.softmax(-1).movedim(-1, dim).to(outputs.dtype)
 
-    def nll(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
+    def nll_terms(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
         """Return minus the log probability of each example's labels, summed over its positions."""
         dim = self._dimension(outputs, targets)
         wide = None if variance is None else variance.double()
-        return self.loss(self._logits(outputs.double(), wide, dim), targets)
+        return self.loss(self._logits(outputs.double(), wide, dim), targets)[:, None]
 
     def n_targets(self, outputs: Tensor, targets: Tensor) -> int:
         """Return the number of positions whose label counts."""

@@ -42,12 +42,12 @@ class CustomLoss(Likelihood):
         msg = "hessian=True needs a built-in likelihood; with a loss of your own use LossJacobian, or hessian=False."
         raise LikelihoodError(msg)
 
-    def nll(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
+    def nll_terms(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
         """Return the loss of each example, which stands for minus a log-likelihood; there is no closed form."""
         if variance is not None:
             msg = "There is no closed form of the predictive density for a loss of your own."
             raise LikelihoodError(msg)
-        return self.loss(outputs, targets).double()
+        return self.loss(outputs, targets).double()[:, None]
 
     def n_targets(self, outputs: Tensor, targets: Tensor) -> int:
         """Return the number of examples: a loss of one's own does not say how many targets it is of."""

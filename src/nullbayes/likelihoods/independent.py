@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,11 +46,12 @@ class Bernoulli(Likelihood):
         signs = 1.0 - 2.0 * targets.reshape(outputs.shape).to(outputs.dtype)
         return softplus(signs * outputs).flatten(1).sum(1)
 
-    def nll(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
-        """Return minus the log probability of each example's labels."""
-        return self.loss(self._logits(outputs.double(), None if variance is None else variance.double()), targets)
+    def nll_terms(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
+        """Return minus the log probability of each label."""
+        logits = self._logits(outputs.double(), None if variance is None else variance.double())
+        return softplus((1.0 - 2.0 * targets.reshape(outputs.shape).double()) * logits)
 
-    def settings(self) -> dict[str, float | int | None]:
+    def settings(self) -> dict[str, Any]:
         """Return the temperature."""
         return {"temperature": self.temperature}
 
@@ -82,27 +84,33 @@ class Bernoulli(Likelihood):
 
 @dataclass(frozen=True)
 class Regression(Likelihood):
-    r"""Gaussian with one standard deviation for all outputs, given or fitted.
+    r"""Gaussian noise around each output, its standard deviation given or fitted.
 
     Parameters
     ----------
-    sigma_noise : float, optional
-        The standard deviation. By default it is the root mean square of the training residuals at the trained network;
-        the projected posteriors correct it for the degrees of freedom that the network spent on them.
+    sigma_noise : float or one for each output, optional
+        The standard deviation. By default it is the root mean square of the training residuals at the trained network,
+        for each of several outputs (n, O) its own; the projected posteriors correct it for the degrees of freedom that
+        the network spent on them. Several numbers belong to the last dimension of the outputs.
     """
 
-    sigma_noise: float | None = None
+    sigma_noise: float | tuple[float, ...] | None = None
     name: str = "regression"
     temperature: float = 1.0
     has_probabilities = False
 
     def __post_init__(self) -> None:
-        if self.sigma_noise is not None and not 0 < self.sigma_noise < float("inf"):
-            msg = f"sigma_noise must be positive, not {self.sigma_noise}."
+        given = self.sigma_noise
+        if given is None:
+            return
+        numbers = [float(value) for value in torch.as_tensor(given, dtype=torch.float64, device="cpu").flatten()]
+        if not numbers or not all(0 < value < math.inf for value in numbers):
+            msg = f"sigma_noise must be positive, not {given}."
             raise LikelihoodError(msg)
+        object.__setattr__(self, "sigma_noise", numbers[0] if len(numbers) == 1 else tuple(numbers))
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse class labels and shapes that would broadcast."""
+        """Refuse class labels, shapes that would broadcast, and noise of another number of outputs."""
         if not targets.is_floating_point():
             msg = (
                 'Targets are integers: use likelihood="classification", '
@@ -115,36 +123,52 @@ class Regression(Likelihood):
                 f"do not fit outputs of shape {tuple(outputs.shape)}."
             )
             raise LikelihoodError(msg)
+        if isinstance(self.sigma_noise, tuple) and len(self.sigma_noise) != outputs.shape[-1]:
+            msg = (
+                f"sigma_noise has {len(self.sigma_noise)} numbers, outputs of shape {tuple(outputs.shape)} need "
+                f"{outputs.shape[-1]}, or one for all."
+            )
+            raise LikelihoodError(msg)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return half the squared residual over the variance, summed over the outputs."""
-        residual = (outputs - targets.reshape(outputs.shape).to(outputs.dtype)) / (self.sigma_noise or 1.0)
+        residual = (outputs - targets.reshape(outputs.shape).to(outputs.dtype)) / self._sigma(outputs)
         return 0.5 * residual.square().flatten(1).sum(1)
 
-    def nll(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
+    def nll_terms(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
         """Return minus the log density of a Gaussian with the variance of the noise and, where given, of the output."""
         residual = outputs.double() - targets.reshape(outputs.shape).double()
-        total = torch.full_like(residual, (self.sigma_noise or 1.0) ** 2)
+        total = torch.zeros_like(residual) + self._sigma(residual) ** 2
         if variance is not None:
             total += variance
-        return 0.5 * (residual.square() / total + (2.0 * math.pi * total).log()).flatten(1).sum(1)
+        return 0.5 * (residual.square() / total + (2.0 * math.pi * total).log())
 
     def tempered(self, temperature: float) -> Likelihood:
         """Return the likelihood with a noise variance times the temperature."""
-        sigma = (self.sigma_noise or 1.0) * math.sqrt(temperature / self.temperature)
-        return replace(self, sigma_noise=sigma, temperature=temperature)
+        factor = math.sqrt(temperature / self.temperature)
+        sigma = self.sigma_noise or 1.0
+        scaled = tuple(factor * value for value in sigma) if isinstance(sigma, tuple) else factor * sigma
+        return replace(self, sigma_noise=scaled, temperature=temperature)
 
     def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
         """Divide by the standard deviation."""
-        return values / (self.sigma_noise or 1.0)
+        return values / self._sigma(values)
 
-    def settings(self) -> dict[str, float | int | None]:
+    def noise_variance(self, outputs: Tensor) -> Tensor:
+        """Return the variance of the noise, one number or one for each output."""
+        return self._sigma(outputs) ** 2
+
+    def settings(self) -> dict[str, Any]:
         """Return the standard deviation, and the temperature that is in it."""
         return {"sigma_noise": self.sigma_noise, "temperature": self.temperature}
 
     def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
-        """Return the likelihood with the standard deviation of the residuals."""
+        """Return the likelihood with the standard deviation of the residuals, one for each of several outputs."""
         if self.sigma_noise is not None:
             return self
-        residual = outputs.double() - targets.reshape(outputs.shape).double()
-        return Regression(max(float(residual.square().mean().sqrt()), 1e-12))
+        squares = (outputs.double() - targets.reshape(outputs.shape).double()).square()
+        found = squares.mean(0) if outputs.ndim == 2 else squares.mean()
+        return replace(self, sigma_noise=tuple(found.sqrt().clamp_min(1e-12).flatten().tolist()))
+
+    def _sigma(self, like: Tensor) -> Tensor:
+        return torch.tensor(self.sigma_noise or 1.0, dtype=like.dtype, device=like.device)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import DataError
-from nullbayes.likelihoods import Likelihood
+from nullbayes.likelihoods import Bernoulli, Likelihood, Regression
 from nullbayes.predictive import centred, nll, summarize
 
 
@@ -28,6 +28,8 @@ class FitCheck:
         Root mean square standard deviation of the outputs.
     output_std : float
         The spread of the network's own outputs, to compare these with.
+    worst_ratio : float or None
+        Of several outputs in units of their own, the largest standard deviation as a part of the output's own spread.
     nll_model, nll_posterior : float
         Minus the mean log-likelihood of a target: of the network, and of the posterior's prediction.
     accuracy_model, accuracy_posterior : float or None
@@ -39,6 +41,7 @@ class FitCheck:
     max_shift: float
     std: float
     output_std: float
+    worst_ratio: float | None
     nll_model: float
     nll_posterior: float
     accuracy_model: float | None
@@ -84,11 +87,20 @@ def check_fit(
         max_shift=float(shift.abs().max()),
         std=float(changes.var(0)[counted].mean().sqrt()),
         output_std=likelihood.spread(outputs, targets),
+        worst_ratio=_worst_ratio(likelihood, outputs, changes),
         nll_model=nll(likelihood, outputs, None, targets),
         nll_posterior=nll(likelihood, mean, changes, targets, link),
         accuracy_model=accuracy(None),
         accuracy_posterior=accuracy(changes),
     )
+
+
+def _worst_ratio(likelihood: Likelihood, outputs: Tensor, changes: Tensor) -> float | None:
+    """Return the standard deviation of the output that varies most, as a part of its own spread."""
+    if outputs.ndim != 2 or outputs.shape[1] == 1 or not isinstance(likelihood, (Bernoulli, Regression)):
+        return None
+    spread = outputs.std(0, unbiased=False).clamp_min(torch.finfo(outputs.dtype).tiny)
+    return float((changes.var(0).mean(0).sqrt() / spread).max())
 
 
 def counted_outputs(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:  # bool (N, ...)

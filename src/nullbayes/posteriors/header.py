@@ -54,6 +54,10 @@ def _or_none(test: Test) -> Test:
     return lambda value: value is None or test(value)
 
 
+def _one_or_more(test: Test) -> Test:
+    return lambda value: test(value) or (isinstance(value, list) and len(value) > 1 and all(map(test, value)))
+
+
 def _list_of(test: Test) -> Test:
     return lambda value: isinstance(value, list) and len(value) > 0 and all(map(test, value))
 
@@ -70,7 +74,7 @@ _LIKELIHOODS: Mapping[str, Mapping[str, Test]] = {
     "classification": {
         "class_dim": _or_none(_dimension), "ignore_index": _integer, "some_ignored": _flag, **_TEMPERATURE,
     },
-    "regression": {"sigma_noise": _or_none(_positive), **_TEMPERATURE},
+    "regression": {"sigma_noise": _or_none(_one_or_more(_positive)), **_TEMPERATURE},
     "binary": _TEMPERATURE, "multilabel": _TEMPERATURE, "custom": {},
 }  # fmt: skip
 _PROMISE: Mapping[str, Test] = {
@@ -82,7 +86,8 @@ _REPORT: Mapping[str, Test] = {
     "projector": _text, "reason": _text, "route": _text, "n_data": _count, "n_rows": _count,
     "tolerance": _not_negative, "sweeps": _count, "residual": _list_of(_not_negative), "converged": _flag,
     "traces": _list_of(_number), "rank": _or_none(_count), "output_std": _not_negative, "seed": _count,
-    "train_std": _not_negative, "train_loss_std": _or_none(_not_negative), "peak_memory": _or_none(_count),
+    "train_std": _not_negative, "worst_ratio": _or_none(_not_negative), "train_loss_std": _or_none(_not_negative),
+    "peak_memory": _or_none(_count),
     "data": _text, "promise": _or_none(_fields),
     "notes": lambda value: isinstance(value, list) and len(value) <= MOST_NOTES and all(map(_text, value)),
     "seconds": lambda value: _fields(value) and all(map(_not_negative, value.values())),

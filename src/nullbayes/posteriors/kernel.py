@@ -273,7 +273,7 @@ class KernelPosterior(SamplePosterior):
         measured = slice(0, n_samples) if self._base is None else slice(n_samples, None)
         estimates = traces(drawn[measured].to(new.device), projection.directions[measured])
         with self._meter.phase("measure"):
-            left = [measure(self._jacobian, self._rows, new) for measure in (train_std, loss_std)]
+            left = *train_std(self._jacobian, self._rows, new), loss_std(self._jacobian, self._rows, new)
         directions = new if self._directions is None else torch.cat([self._directions, new])
         report |= added(report, info, estimates, left, self._projector.rtol, n_samples)
         report["seconds"], report["peak_memory"] = dict(self._meter.seconds), self._meter.peak()

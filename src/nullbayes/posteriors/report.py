@@ -15,6 +15,9 @@ from nullbayes.errors import CollapseWarning, DataError, UnderfitWarning
 from nullbayes.posteriors.promise import NATS, Promise
 from nullbayes.projectors import Info, mean_and_error
 
+_LEFT = ("train_std", "worst_ratio", "train_loss_std")
+_MUCH = 0.25  # of the spread of the outputs, for a standard deviation on training data
+
 
 @dataclass(frozen=True)
 class FitReport:
@@ -48,6 +51,8 @@ class FitReport:
         What the default precision was chosen by; None where the precision was given, or chosen on held-out data.
     train_std : float
         Root mean square standard deviation that is left on the training outputs, in their own units, at that precision.
+    worst_ratio : float or None
+        The same for each of several outputs, as a part of its own spread: the largest; None for one output, or classes.
     train_loss_std : float or None
         Root mean square change of the training losses to first order, in nats, at that precision; None for rows of
         outputs.
@@ -81,6 +86,7 @@ class FitReport:
     temperature: float
     promise: Promise | None
     train_std: float
+    worst_ratio: float | None
     train_loss_std: float | None
     output_std: float
     collapsed: bool
@@ -104,7 +110,7 @@ class FitReport:
     ) -> Self:
         """Make the report of what a fit has measured, for the prior precision ``alpha`` in use by a rule."""
         size, stderr = dimension(measured, n_parameters)
-        losses = measured["train_loss_std"]
+        losses, worst = measured["train_loss_std"], measured["worst_ratio"]
         same = ("projector", "reason", "route", "n_data", "n_rows", "tolerance", "converged", "sweeps", "output_std")
         return cls(
             **{name: measured[name] for name in (*same, "peak_memory")},
@@ -113,6 +119,7 @@ class FitReport:
             collapsed=size <= max(1.0, 1e-4 * n_parameters), seconds=dict(measured["seconds"]),
             notes=tuple(measured["notes"]), temperature=temperature,
             precision_rule=rule if isinstance(rule, str) else "",
+            worst_ratio=None if worst is None else worst / alpha**0.5,
             train_loss_std=None if losses is None else losses / alpha**0.5,
             promise=measured["promise"] if rule == "auto" else None,
         )  # fmt: skip
@@ -142,6 +149,7 @@ class FitReport:
             (
                 "std on training",
                 f"{self.train_std:.3g} (the outputs themselves spread by {self.output_std:.3g})"
+                + ("" if self.worst_ratio is None else f", of one output by {self.worst_ratio:.2g} of its spread")
                 + ("" if self.train_loss_std is None else f", losses {self.train_loss_std:.2g} nats"),
             ),
             ("time", ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())),
@@ -186,7 +194,8 @@ def added(
 ) -> dict[str, Any]:
     """Return what a fit has measured once ``n_new`` more samples are drawn.
 
-    ``left`` are the standard deviations of training outputs, and of training losses where they were measured.
+    ``left`` are the standard deviations of training outputs, the worst of them as a part of the output's spread, and
+    those of training losses, where they were measured.
     """
     have = len(measured["residual"])
 
@@ -201,7 +210,7 @@ def added(
         "sweeps": max(measured["sweeps"], info.sweeps),
         "traces": measured["traces"] + tuple(float(t) for t in traces),
         "rank": info.rank,
-        **{name: pooled(name, new) for name, new in zip(("train_std", "train_loss_std"), left, strict=True)},
+        **{name: pooled(name, new) for name, new in zip(_LEFT, left, strict=True)},
     }
 
 
@@ -227,7 +236,13 @@ def warn_of(report: FitReport, underfit_advice: str) -> None:
         warnings.warn(message, CollapseWarning, stacklevel=3)
     elif report.promise is not None:
         _warn_of_promise(report, report.promise)
-    elif report.train_std > 0.25 * report.output_std > 0:
+    elif (report.worst_ratio or 0.0) > _MUCH:
+        message = (
+            f"On the training data one of the outputs varies by {report.worst_ratio:.2g} times its own spread "
+            f"(standard deviation). {underfit_advice}"
+        )
+        warnings.warn(message, UnderfitWarning, stacklevel=3)
+    elif report.train_std > _MUCH * report.output_std > 0:
         message = (
             f"On the training data the outputs vary by {report.train_std:.2g} (standard deviation), not small "
             f"beside their own spread of {report.output_std:.2g}. {underfit_advice}"

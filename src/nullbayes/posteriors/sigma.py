@@ -6,7 +6,8 @@ ridge regression and R targets, a share :math:`q = 1 - \operatorname{tr} H_\lamb
 left, and generalized cross-validation (Craven and Wahba 1979) estimates the error on new data as the root mean square
 residual over q. The ridge is that of MacKay's (1992) fixed point, :math:`\lambda = \sigma^2 \alpha` with
 :math:`\sigma^2 = \mathrm{RSS} / (R q)` and :math:`\alpha = R (1 - q) / t`, where t is the squared length of the part of
-the parameters that the rows see: what initialization left in their null space says nothing.
+the parameters that the rows see: what initialization left in their null space says nothing. Several outputs have a
+noise each: their rows and residuals are divided by the root mean square residual of their output first.
 """
 
 from __future__ import annotations
@@ -60,21 +61,32 @@ def with_noise(given: Likelihood, rows: JacobianRows) -> Likelihood:
     fitted = rows.likelihood
     if not isinstance(fitted, Regression) or not isinstance(given, Regression) or given.sigma_noise is not None:
         return fitted
-    rms = fitted.sigma_noise
-    assert rms is not None
-    plain = rows if isinstance(rows, OutputJacobian) and not rows.hessian else None
-    if plain is None:
-        plain = OutputJacobian(rows.network, rows.examples, fitted)
-    held = plain.kept_bytes() <= _HELD * free_memory(plain.device)
-    left = share_left(smoother(plain.stored("device") if held else plain, plain.network.theta), plain.n_rows, rms)
+    rms = torch.tensor(fitted.sigma_noise, dtype=torch.float64, device="cpu").reshape(-1)
+    spread = rms.new_tensor([rows.output_std]) if rows.output_stds is None else rows.output_stds.cpu()
+    # of several outputs each is judged in units of its residuals, which then have a root mean square of one
+    scale = torch.maximum(rms, 1e-6 * spread) if len(rms) > 1 else torch.ones_like(rms)
+    left = share_left(*_whitened(rows, fitted, scale), float((rms / scale).square().mean().sqrt()))
     if left < _LITTLE:
         message = (
-            f"The network fits its {plain.n_rows:,} training targets almost exactly: their residuals, {rms:.2g}, say "
-            "little about the noise, whose estimate may be wrong by a factor of two or three. Pass "
-            "likelihood=nb.likelihoods.Regression(sigma_noise=...), or fit(loader, held_out=...)."
+            f"The network fits its {len(rows.examples):,} training targets almost exactly: their residuals, "
+            f"{float(rms.max()):.2g}, say little about the noise, whose estimate may be wrong by a factor of two or "
+            "three. Pass likelihood=nb.likelihoods.Regression(sigma_noise=...), or fit(loader, held_out=...)."
         )
         warnings.warn(message, NullBayesWarning, stacklevel=2)
-    return replace(fitted, sigma_noise=min(rms / left, max(rms, rows.output_std)))
+    return replace(fitted, sigma_noise=tuple(torch.minimum(rms / left, torch.maximum(rms, spread)).tolist()))
+
+
+def _whitened(rows: JacobianRows, fitted: Regression, scale: Tensor) -> tuple[Smoother, int]:
+    """Return what the fixed point needs of the rows of the outputs, each divided by a scale; and how many they are."""
+    if len(scale) > 1:
+        scaled = replace(fitted, sigma_noise=tuple(scale.tolist()))
+        plain = OutputJacobian(rows.network, rows.examples, scaled, hessian=True)
+    elif isinstance(rows, OutputJacobian) and not rows.hessian:
+        plain = rows
+    else:
+        plain = OutputJacobian(rows.network, rows.examples, fitted)
+    held = plain.kept_bytes() <= _HELD * free_memory(plain.device)
+    return smoother(plain.stored("device") if held else plain, plain.network.theta), plain.n_rows
 
 
 def smoother(rows: Rows, theta: Tensor) -> Smoother:  # (P,)

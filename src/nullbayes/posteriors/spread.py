@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
@@ -14,27 +16,51 @@ from nullbayes.linalg.rows import Rows
 _MEASURED = 1024  # training examples on which the change of the outputs is measured, where rows do not tell
 
 
-def train_std(jacobian: JacobianRows, rows: Rows, directions: Tensor) -> float:  # (S, P)
+def train_std(jacobian: JacobianRows, rows: Rows, directions: Tensor) -> tuple[float, float | None]:  # (S, P)
     """Return the standard deviation of the training outputs that count, over samples in these directions.
 
-    ``rows`` are those of ``jacobian`` as they are held. Where they are the outputs' own they tell; else it is measured
-    on some of the examples.
+    And, of several outputs in units of their own, the largest part of its spread that one of them varies by. ``rows``
+    are those of ``jacobian`` as they are held. Where they are the outputs' own they tell; else it is measured on some
+    of the examples.
     """
-    if isinstance(jacobian, OutputJacobian) and not jacobian.hessian:
-        return float((rows.norms(directions).square().mean() / jacobian.n_counted).sqrt())
+    own = isinstance(jacobian, OutputJacobian) and not jacobian.hessian
+    stds = jacobian.output_stds
+    if own and (stds is None or len(stds) == 1):
+        assert isinstance(jacobian, OutputJacobian)
+        std = float((rows.norms(directions).square().mean() / jacobian.n_counted).sqrt())
+        return std, None
+    total, n_counted, each = 0.0, 0, None
+    for changes, counted in _own_changes(rows, directions, jacobian) if own else _changes(jacobian, directions):
+        total += float(changes.square().sum())
+        n_counted += counted
+        if stds is not None:
+            squares = changes.square().sum((0, 1))
+            each = squares if each is None else each + squares
+    std = math.sqrt(total / max(1, n_counted) / len(directions))
+    if each is None or stds is None or len(stds) == 1:
+        return std, None
+    apart = (each * len(stds) / max(1, n_counted) / len(directions)).sqrt()
+    return std, float((apart / stds.clamp_min(torch.finfo(stds.dtype).tiny)).max())
+
+
+def _own_changes(rows: Rows, directions: Tensor, jacobian: JacobianRows) -> Iterator[tuple[Tensor, int]]:
+    """Yield the change of all outputs, (S, n, O), from the rows that are the outputs' own."""
+    changes = rows.mv(directions).double().view(len(directions), -1, jacobian.granule)
+    yield changes, changes[0].numel()
+
+
+def _changes(jacobian: JacobianRows, directions: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Iterate over the change of outputs that count, (S, n, ...), on some examples."""
     examples = jacobian.examples
     step = max(1, len(examples) // _MEASURED) * 32
     at_once = min(32, jacobian.examples_within(len(directions)))
-    total, n_counted = 0.0, 0
     for start in range(0, len(examples), step):
         for a, b in examples.ranges(at_once, start, min(start + 32, len(examples))):
             x, y = examples.read(a, b)
             own, changes = linearized(jacobian.network, x, directions)
             counted = jacobian.likelihood.counted(own, y)
             changes = changes.double() if counted is None else changes.double() * counted
-            total += float(changes.square().sum())
-            n_counted += own.numel() if counted is None else int(counted.sum())
-    return math.sqrt(total / max(1, n_counted) / len(directions))
+            yield changes, own.numel() if counted is None else int(counted.sum())
 
 
 def loss_std(jacobian: JacobianRows, rows: Rows, directions: Tensor) -> float | None:  # (S, P)

@@ -1,0 +1,141 @@
+"""Loaders that were made for training: why they are refused, all reasons at once, and what is made of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import nullbayes as nb
+from drawing import randn
+from nullbayes.errors import DataError
+
+X, Y = randn(11, 3, generator=torch.Generator().manual_seed(0)).cpu(), torch.arange(11, device="cpu") % 2
+DATASET = TensorDataset(X, Y)
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Gives each example another offset each time."""
+
+    def __init__(self, draw: Any) -> None:
+        self.transform = draw
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return X[i] + self.transform(), Y[i]
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Any:
+        return iter(zip(X, Y, strict=True))
+
+
+def by_torch() -> float:
+    return float(torch.rand((), device="cpu"))
+
+
+def by_numpy() -> float:
+    return float(np.random.rand())  # noqa: NPY002 - as many transforms do
+
+
+TRAINING = {
+    "shuffled": DataLoader(DATASET, 4, shuffle=True),
+    "dropped": DataLoader(DATASET, 4, drop_last=True),
+    "both": DataLoader(DATASET, 4, shuffle=True, drop_last=True),
+    "weighted": DataLoader(DATASET, 4, sampler=WeightedRandomSampler([1.0] * 11, 11)),
+    "batch sampler": DataLoader(DATASET, batch_sampler=BatchSampler(RandomSampler(DATASET), 4, True)),
+    "own batches": DataLoader(DATASET, batch_sampler=[[3, 1, 2, 0], [4, 5, 6, 7]]),
+    "stream": DataLoader(Stream(), 4, drop_last=True),
+}
+
+
+@pytest.mark.parametrize("loader", TRAINING.values(), ids=TRAINING)
+def test_every_example_comes_once_and_in_order(loader: DataLoader[Any]) -> None:
+    state = torch.get_rng_state()
+    read = list(nb.evaluation_loader(loader))
+    assert torch.equal(torch.cat([x for x, _ in read]), X)
+    assert torch.equal(torch.cat([y for _, y in read]), Y)
+    assert len(read[0][1]) == 4
+    again = list(nb.evaluation_loader(loader))
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(read, again, strict=True))
+    del state
+
+
+def test_a_random_subset_stays_that_subset() -> None:
+    loader = DataLoader(DATASET, 2, sampler=SubsetRandomSampler([7, 2, 5]))
+    assert torch.equal(torch.cat([x for x, _ in nb.evaluation_loader(loader)]), X[[2, 5, 7]])
+
+
+def test_collate_functions_and_datasets_of_whole_batches_are_kept() -> None:
+    def collate(examples: list[Any]) -> dict[str, Tensor]:
+        return {"input": torch.stack([x for x, _ in examples]), "labels": torch.stack([y for _, y in examples])}
+
+    assert set(next(iter(nb.evaluation_loader(DataLoader(DATASET, 4, True, collate_fn=collate))))) == {
+        "input",
+        "labels",
+    }
+    whole = [(X[:6], Y[:6]), (X[6:], Y[6:])]
+    read = list(nb.evaluation_loader(DataLoader(whole, batch_size=None, shuffle=True)))
+    assert torch.equal(read[0][0], X[:6])
+
+
+@pytest.mark.parametrize("draw", [by_torch, by_numpy])
+def test_augmentation_is_pointed_at(draw: Any) -> None:
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    with pytest.raises(DataError, match=r"another example 0 each time \(random augmentation, by its transform"):
+        nb.evaluation_loader(DataLoader(Augmented(draw), 4, shuffle=True))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()  # noqa: NPY002
+
+
+def test_all_reasons_are_named_at_once() -> None:
+    loader = DataLoader(Augmented(by_torch), 4, shuffle=True, drop_last=True)
+    with pytest.raises(DataError) as caught:
+        nb.ProjectedPosterior(nn.Linear(3, 2)).fit(loader)
+    said = str(caught.value)
+    reasons = "random order (RandomSampler)", "drops its last 3 examples", "random augmentation"
+    ways_out = "shuffle=False, drop_last=False", "nb.evaluation_loader(loader)", "switch off in the dataset"
+    assert [part for part in (*reasons, *ways_out) if part not in said] == []
+
+
+def test_what_is_no_loader_is_refused() -> None:
+    with pytest.raises(DataError, match=re.escape("takes a DataLoader, not a list")):
+        nb.evaluation_loader([(X, Y)])  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def posterior() -> nb.ProjectedPosterior:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 2))
+    return nb.ProjectedPosterior(model, prior_precision=1.0).fit(X, Y, 5, progress=False)
+
+
+@pytest.mark.parametrize("name", ["shuffled", "dropped", "both", "weighted", "batch sampler"])
+def test_predictions_need_order_and_checks_do_not(posterior: nb.ProjectedPosterior, name: str) -> None:
+    for answer in (posterior.predict, posterior.ood_score):
+        with pytest.raises(DataError, match=r"in the order of the inputs, one for each.*evaluation_loader"):
+            answer(TRAINING[name])
+    assert posterior.predict(nb.evaluation_loader(TRAINING[name])).mean.shape == (11, 2)
+    check = posterior.check_fit(TRAINING[name])
+    if name == "shuffled":
+        whole = posterior.check_fit((X, Y))
+        assert check.nll_posterior == pytest.approx(whole.nll_posterior)
+        assert check.accuracy_model == whole.accuracy_model
+    assert posterior.optimize_prior_precision(TRAINING[name], "grid") > 0
+    posterior.tune(TRAINING[name])

@@ -1,0 +1,131 @@
+"""Data as people have them, tensors or arrays, go in; intervals, arrays and tables come out."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import norm
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import nullbayes as nb
+from drawing import randn
+from nullbayes.errors import DataError, InputError, LikelihoodError, SettingsError
+
+G = torch.Generator().manual_seed(0)
+X = randn(40, 3, generator=G)
+LABELS, NUMBERS = (X[:, 0] > 0).long(), X[:, :1].sin() + 0.1 * randn(40, 1, generator=G)
+
+
+def network(outputs: int, dtype: torch.dtype = torch.float32) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, outputs)).to(dtype)
+
+
+def fitted(*data: Any, likelihood: str = "classification", outputs: int = 2, **settings: Any) -> nb.ProjectedPosterior:
+    posterior = nb.ProjectedPosterior(network(outputs, **settings), likelihood, prior_precision=1.0)
+    return posterior.fit(*data, generator=torch.Generator().manual_seed(0), progress=False)
+
+
+def array(tensor: Tensor, kind: type = np.float64) -> np.ndarray:
+    return tensor.cpu().numpy().astype(kind) if tensor.is_floating_point() else tensor.cpu().numpy()
+
+
+WAYS = {
+    "loader": ([(X, LABELS)], 6),
+    "tensors": (X, LABELS, 6),
+    "pair": ((X, LABELS), 6),
+    "arrays": (array(X), array(LABELS), 6),
+    "read-only arrays": (np.broadcast_to(array(X), (40, 3)), array(LABELS), 6),
+    "table": (pd.DataFrame(array(X)), pd.Series(array(LABELS)), 6),
+    "dataset": (TensorDataset(X, LABELS), 6),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_every_way_to_pass_the_data_gives_the_same_samples(way: tuple[Any, ...]) -> None:
+    wanted = fitted([(X, LABELS)], 6)
+    assert torch.equal(fitted(*way).directions, wanted.directions)
+
+
+def test_arrays_take_the_precision_of_the_network_and_tensors_keep_theirs() -> None:
+    posterior = fitted(array(X), array(LABELS), 6, dtype=torch.float64)
+    assert posterior.predict(array(X, np.float32)).mean.dtype == torch.float64
+    with pytest.raises(InputError, match=r"parameters are torch.float32, these numbers are torch.float64.*x\.to"):
+        fitted(X.double(), LABELS)
+    with pytest.raises(InputError, match=r"parameters are torch.float32, these numbers are torch.float64"):
+        nb.plan(network(2), [(X.double(), LABELS)])
+
+
+def test_counts_and_targets_are_told_apart() -> None:
+    assert fitted((X, LABELS), 7).n_samples == 7
+    assert fitted(X, LABELS, 7).n_samples == 7
+    with pytest.raises(DataError, match="not a list"):
+        fitted(X, LABELS.tolist())
+    with pytest.raises(SettingsError) as caught:
+        fitted(X, LABELS, X)
+    assert len(str(caught.value)) < 150
+    with pytest.raises(DataError, match=r"fit\(x, y\)"):
+        fitted(X)
+
+
+@pytest.mark.parametrize("kind", [nb.baselines.MAP, nb.baselines.LastLayerLaplace])
+def test_rivals_take_arrays_too(kind: type) -> None:
+    posterior = kind(network(2)).fit(array(X), array(LABELS), progress=False)
+    assert torch.equal(posterior.predict(array(X)).mean, posterior.predict(X).mean)
+
+
+def test_intervals_hold_the_noise() -> None:
+    posterior = fitted(X, NUMBERS, 30, likelihood="regression", outputs=1)
+    prediction = posterior.predict(X[:9])
+    lower, upper = prediction.interval(0.8)
+    total = array(prediction.variance) + posterior.likelihood.sigma_noise**2
+    wanted = norm(array(prediction.mean), np.sqrt(total)).interval(0.8)
+    np.testing.assert_allclose(array(lower), wanted[0], rtol=1e-5)
+    np.testing.assert_allclose(array(upper), wanted[1], rtol=1e-5)
+    torch.testing.assert_close(prediction.std.square(), prediction.variance)
+    for level in (0.0, 1.0, 90):
+        with pytest.raises(SettingsError, match="between 0 and 1"):
+            prediction.interval(level)
+    with pytest.raises(LikelihoodError, match="for regressions"):
+        fitted(X, LABELS).predict(X).interval()
+
+
+def test_predictions_can_be_taken_elsewhere() -> None:
+    prediction = fitted(X, LABELS).predict(X[:5])
+    arrays = prediction.to_numpy()
+    assert set(arrays) == {"mean", "variance", "std", "probs", "samples"}
+    np.testing.assert_array_equal(arrays["probs"], array(prediction.probs, np.float32))
+    assert json.loads(json.dumps(prediction.to_dict()))["mean"][3] == pytest.approx(arrays["mean"][3].tolist())
+    table = prediction.to_pandas()
+    assert table.shape == (5, 8)
+    assert (table["predicted"] == arrays["probs"].argmax(1)).all()
+    assert (table[["prob_0", "prob_1"]].max(axis=1) == table["probability"]).all()
+
+
+def test_a_regression_is_a_table_of_intervals() -> None:
+    prediction = fitted(X, NUMBERS, likelihood="regression", outputs=1).predict(X[:5])
+    table = prediction.to_pandas(0.5)
+    assert list(table.columns) == ["mean", "std", "lower_0.5", "upper_0.5"]
+    assert ((table["lower_0.5"] < table["mean"]) & (table["mean"] < table["upper_0.5"])).all()
+
+
+def test_images_are_a_table_with_a_row_for_each_entry() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Conv2d(1, 2, 3, padding=1), randn(1, 1, 3, 2, generator=G).repeat(4, 1, 1, 1)
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x, (x[:, 0] > 0).long(), progress=False)
+    table = posterior.predict(x[:2]).to_pandas()
+    assert table.shape == (2 * 2 * 3 * 2, 3)
+    assert table.loc[(1, 0, 2, 1), "mean"] == pytest.approx(float(model(x)[1, 0, 2, 1].detach()))
+
+
+def test_checks_and_plans_are_plain_numbers() -> None:
+    posterior = fitted(X, LABELS)
+    check = posterior.check_fit((array(X), array(LABELS)))
+    assert json.loads(json.dumps(check.to_dict()))["n_data"] == 40
