@@ -91,7 +91,7 @@ def check_labels(network: Network, likelihood: Likelihood, x: Any, y: Tensor, ou
         float(cross_entropy(f.flatten(0, 1), t.flatten(), ignore_index=ignore))
         for f, t in ((logits, labels), (logits[:, :-1], labels[:, 1:]))
     )
-    if abs(theirs - shifted) <= _LOSSES_AGREE * max(shifted, 0.05) < abs(theirs - plain):
+    if abs(theirs - shifted) <= _LOSSES_AGREE * max(shifted, 0.05) < plain - theirs:
         msg = (
             f"The model shifts its labels by one position: its own loss on the first batch is {theirs:.3g}, that of "
             f"the labels as they are {plain:.3g}. Shift them for nullbayes, which does not: batch_fn=lambda batch: "
@@ -104,7 +104,7 @@ def check_labels(network: Network, likelihood: Likelihood, x: Any, y: Tensor, ou
 def _last_operation(outputs: Tensor) -> str:
     """Return the name of the operation that outputs come from, but for what moves them around."""
     node = outputs.grad_fn
-    while node is not None and (name := node.name().rstrip("0123456789")) in _PASSING and node.next_functions:
+    while node is not None and node.name().rstrip("0123456789") in _PASSING and node.next_functions:
         node = node.next_functions[0][0]
     return "" if node is None else node.name().rstrip("0123456789")
 

@@ -1,0 +1,207 @@
+"""Padding does not count: masks at prediction, scores of positions, and how they become one number an input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import nullbayes as nb
+from drawing import randint
+from nullbayes.errors import DataError, InputError, NullBayesWarning, SettingsError
+from nullbayes.predictive import SCORES
+
+VOCABULARY, CLASSES, LENGTH = 30, 4, 12
+KINDS = [nb.ProjectedPosterior, nb.LossProjectedPosterior, nb.baselines.LastLayerLaplace]
+
+
+class Tagger(nn.Module):
+    """Tags each word of a sentence; takes a mask, as models of Hugging Face do, and answers the same without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, 8)
+        self.head = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        return self.head(self.words(input_ids))
+
+
+def sentences() -> tuple[Tensor, Tensor]:
+    """Return words, 0 at padding, and labels, which ignore it."""
+    generator = torch.Generator().manual_seed(0)
+    ids, n = (
+        randint(VOCABULARY // 2 - 1, (40, LENGTH), generator=generator) + 1,
+        randint(10, (40,), generator=generator),
+    )
+    pad = torch.arange(LENGTH, device=ids.device) >= 3 + n[:, None]
+    ids = ids.masked_fill(pad, 0)
+    return ids, (ids % CLASSES).masked_fill(pad, -100)
+
+
+IDS, TAGS = sentences()
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Tagger().to(IDS.device)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        F.cross_entropy(model(IDS).flatten(0, 1), TAGS.flatten()).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def fit(kind: type, model: nn.Module, x: Any = IDS) -> Any:
+    posterior = kind(model, prior_precision=1.0)
+    return posterior.fit([(x, TAGS)], 10, generator=torch.Generator().manual_seed(0), progress=False)
+
+
+def padded(ids: Tensor, more: int) -> Tensor:
+    return F.pad(ids, (0, more))
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_changes_no_score(kind: type, model: nn.Module) -> None:
+    posterior, few = fit(kind, model), torch.tensor([[3, 5, 7, 9], [2, 4, 6, 8]], device=IDS.device)
+    for name in SCORES:
+        short = posterior.ood_score(few, name, mask="all")
+        long = padded(few, 8)
+        torch.testing.assert_close(posterior.ood_score(long, name, mask=long != 0), short)
+        torch.testing.assert_close(posterior.ood_score([long[:1], long[1:]], name, mask=lambda ids: ids != 0), short)
+        if kind is nb.ProjectedPosterior:  # padding, whose rows were ignored, would drown the rest
+            assert (posterior.ood_score(long, name, mask="all") > 1.5 * short).any()
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_attention_mask_is_found_in_the_input(kind: type, model: nn.Module) -> None:
+    posterior = fit(kind, model, {"input_ids": IDS, "attention_mask": (IDS != 0).long()})
+    x = {"input_ids": IDS[:6], "attention_mask": (IDS[:6] != 0).long()}
+    prediction = posterior.predict(x)
+    assert torch.equal(prediction.mask, IDS[:6] != 0)
+    named = posterior.ood_score(x, "mutual_information")
+    torch.testing.assert_close(named, posterior.ood_score(x, "mutual_information", mask=IDS[:6] != 0))
+    positions = posterior.ood_score(x, "mutual_information", per="position")
+    assert torch.equal(positions.isnan(), IDS[:6] == 0)
+    torch.testing.assert_close(positions.nanmean(1), named)
+    largest = posterior.ood_score(x, per="position").nan_to_num(-1.0).amax(1)
+    torch.testing.assert_close(posterior.ood_score(x), largest)
+
+
+def test_inputs_without_a_mask_are_warned_of_where_training_ignored_positions(model: nn.Module) -> None:
+    posterior = fit(nb.ProjectedPosterior, model)
+    with pytest.warns(
+        NullBayesWarning, match=r'without a mask.*mask=\.\.\., true where a position counts, or mask="all"'
+    ):
+        posterior.ood_score(IDS[:3])
+    posterior.ood_score(IDS[:3], per="position")
+    posterior.ood_score(IDS[:3], mask="all")
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.ones(3, 5), r"shape of the positions, \(3, 12\), not \(3, 5\)"),
+        (torch.ones(3), r"not \(3,\)"),
+        (lambda ids: ids.tolist(), "not list"),
+        ("some", 'a function of the inputs, "all" or None'),
+        (torch.zeros(3, 12), "leaves nothing of input 0"),
+    ],
+)
+def test_masks_that_do_not_fit_are_refused(mask: Any, message: str, model: nn.Module) -> None:
+    with pytest.raises(DataError, match=message):
+        fit(nb.ProjectedPosterior, model).ood_score(IDS[:3], mask=mask)
+
+
+def test_one_answer_an_input_has_no_positions(model: nn.Module) -> None:
+    flat = nn.Sequential(model, nn.Flatten(), nn.Linear(CLASSES * LENGTH, 2)).to(IDS.device)
+    posterior = nb.ProjectedPosterior(flat, prior_precision=1.0).fit(IDS, TAGS[:, 0] % 2, 5, progress=False)
+    with pytest.raises(DataError, match="one answer here: leave mask out"):
+        posterior.ood_score(IDS, mask=IDS != 0)
+    assert posterior.ood_score(IDS, per="position").shape == (40,)
+    with pytest.raises(SettingsError, match="per must be one of input, position"):
+        posterior.ood_score(IDS, per="token")
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+def test_scores_of_pixels() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 1)).to(IDS.device)
+    x = IDS[:4, :, None].float().reshape(4, 1, 3, 4)
+    posterior = nb.LossProjectedPosterior(model, prior_precision=1.0).fit(
+        x, IDS[:4].reshape(4, 3, 4) % 3, 5, progress=False
+    )
+    prediction = posterior.predict(x)
+    assert posterior.ood_score(x, per="position").shape == (4, 3, 4)
+    torch.testing.assert_close(posterior.ood_score(x, per="position"), prediction.variance.amax(1))
+    torch.testing.assert_close(posterior.ood_score(x), prediction.variance.amax((1, 2, 3)))
+
+
+def test_the_networks_own_doubt_leaves_padding_out(model: nn.Module) -> None:
+    posterior, long = fit(nb.baselines.MAP, model), padded(IDS[:5, :3], 4)
+    for kind in ("max_softmax", "max_logit", "entropy"):
+        short = posterior.ood_score(IDS[:5, :3], kind, mask="all")
+        torch.testing.assert_close(posterior.ood_score(long, kind, mask=long != 0), short)
+        assert posterior.ood_score(long, kind, mask=long != 0, per="position").isnan().sum() == 20
+
+
+# --- the form of inputs -----------------------------------------------------------------------------------------------
+
+
+class Masked(nn.Module):
+    """Takes a mask that may be left out, which changes the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 3))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        return self.body(x if mask is None else x * mask)
+
+
+@pytest.fixture(scope="module")
+def pairs() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
+    generator = torch.Generator(device="cpu").manual_seed(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Masked()
+    x, mask = torch.randn(30, 4, generator=generator), (torch.rand(30, 4, generator=generator) > 0.5).float()
+    y = (x * mask).sum(1).gt(0).long()
+    return model.to(IDS.device), x.to(IDS.device), mask.to(IDS.device), y.to(IDS.device)
+
+
+@pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.baselines.MAP])
+def test_inputs_are_told_from_targets_by_their_form(kind: type, pairs: Any, tmp_path: Any) -> None:
+    model, x, mask, y = pairs
+    posterior = kind(model).fit([((x, mask), y)], 5, progress=False)
+    posterior.save(tmp_path / "file")
+    wanted = model(x, mask).detach()
+    for each in (posterior, nb.load(tmp_path / "file", model)):
+        for inputs in ((x, mask), [(x, mask)], [((x, mask), y)], [(x[:20], mask[:20]), (x[20:], mask[20:])]):
+            torch.testing.assert_close(each.predict(inputs).mean, wanted)
+        for forgotten in (x, [x], [x[:3], x[3:]], {"x": x}):
+            with pytest.raises(InputError, match=r"Pass all of its inputs.*tuple \(a, b\)"):
+                each.predict(forgotten)
+
+
+def test_a_mask_that_is_missing_in_a_mapping_is_refused(model: nn.Module) -> None:
+    posterior = fit(nb.ProjectedPosterior, model, {"input_ids": IDS, "attention_mask": (IDS != 0).long()})
+    with pytest.raises(InputError, match="attention_mask"):
+        posterior.predict({"input_ids": IDS})
+    with pytest.raises(InputError, match="attention_mask"):
+        posterior.check_fit([({"input_ids": IDS}, TAGS)])
+
+
+def test_batches_padded_each_to_its_own_length_say_so(model: nn.Module) -> None:
+    posterior = fit(nb.ProjectedPosterior, model)
+    with pytest.raises(DataError, match=r"outputs of shapes .*: pad them to one length, or predict batch by batch"):
+        posterior.predict([IDS[:3, :5], IDS[3:6, :7]])
