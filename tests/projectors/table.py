@@ -73,6 +73,15 @@ class Solved:
         return (self.result.directions @ self.case.matrix.T).norm(dim=1)
 
 
+def compared_with(name: str, matrix: Tensor, noise: Tensor) -> Tensor:  # (S,)
+    """What the residual is relative to: |A noise|, and its mean over noise of that length for what is truncated."""
+    before = (noise.double() @ matrix.double().T).norm(dim=1)
+    if "truncated" not in name:
+        return before
+    expected = matrix.double().norm() * noise.double().norm(dim=1) / matrix.shape[1] ** 0.5
+    return torch.where(before > 0, torch.maximum(before, expected), before)
+
+
 def gaussian(n: int, columns: int, seed: int = 0) -> Tensor:
     return randn(n, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 

@@ -15,6 +15,7 @@ from projectors.table import (
     PROJECTORS,
     RTOL,
     S,
+    compared_with,
     every_pair,
     every_projector,
     gaussian,
@@ -45,8 +46,16 @@ def test_shapes_and_dtypes(name: str, case: str) -> None:
 @every_pair
 def test_residual_is_that_of_the_directions(name: str, case: str) -> None:
     solved = solve(name, case)
-    expected = torch.where(solved.before > 0, solved.after / solved.before.clamp_min(1e-300), 0.0)
+    reference = compared_with(name, solved.case.matrix, solved.noise)
+    expected = torch.where(reference > 0, solved.after / reference.clamp_min(1e-300), 0.0)
     torch.testing.assert_close(solved.result.info.residual, expected, rtol=1e-5, atol=1e-14)
+
+
+@every_pair
+def test_converged_means_a_residual_within_the_tolerance(name: str, case: str) -> None:
+    info = solve(name, case).result.info
+    within = info.residual <= RTOL * (1 + 1e-9)
+    assert bool((within | ~info.converged).all())  # but for what rounding leaves of nothing
 
 
 @every_pair

@@ -14,6 +14,7 @@ from projectors.table import (
     CASES,
     PROJECTORS,
     WELL_CONDITIONED,
+    compared_with,
     every_pair,
     gaussian,
     oracle,
@@ -49,7 +50,8 @@ def test_float32_residuals_are_honest(name: str, case: str) -> None:
         warnings.simplefilter("ignore", ConvergenceWarning)
         projection = projector.apply(projector.prepare(nb.DenseRows(matrix, CASES[case].block_rows)), noise)
     before, after = ((v.double() @ matrix.double().T).norm(dim=1) for v in (noise, projection.directions))
-    torch.testing.assert_close(projection.info.residual * before, after, rtol=1e-3, atol=1e-5)
+    reference = compared_with(name, matrix, noise)
+    torch.testing.assert_close(projection.info.residual * reference, after, rtol=1e-3, atol=1e-5)
     if "truncated" not in name:  # those meet the tolerance in the mean over noise
         assert (after[projection.info.converged] <= 1.01e-3 * before[projection.info.converged]).all()
 
@@ -79,7 +81,8 @@ def test_projection_of_halved_rows_meets_the_tolerance_on_the_true_ones(name: st
     assert projection.info.converged.all()
     before, after = (noise @ matrix.T).norm(dim=1), (projection.directions.double() @ matrix.T).norm(dim=1)
     assert (after <= 1.01e-2 * before).all()
-    torch.testing.assert_close(projection.info.residual * before, after, rtol=1e-3, atol=1e-5)
+    reference = compared_with(name, matrix, noise)
+    torch.testing.assert_close(projection.info.residual * reference, after, rtol=1e-3, atol=1e-5)
     unit = unit_rows(matrix)
     if case in WELL_CONDITIONED:
         error = (projection.directions.double() - noise @ oracle(case)).norm(dim=1)
@@ -97,5 +100,6 @@ def test_tolerance_that_halved_rows_cannot_meet_is_said_to_be_missed(name: str, 
     if isinstance(projector, Alternating | Krylov) and case in WELL_CONDITIONED:
         assert projection.info.outcome is Outcome.ROUNDED
     before, after = ((v.double() @ matrix.T).norm(dim=1) for v in (noise, projection.directions))
-    torch.testing.assert_close(projection.info.residual * before, after, rtol=1e-2, atol=0)
+    reference = compared_with(name, matrix, noise)
+    torch.testing.assert_close(projection.info.residual * reference, after, rtol=1e-2, atol=0)
     assert (after > 1e-6 * before).all()

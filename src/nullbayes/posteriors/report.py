@@ -16,6 +16,10 @@ from nullbayes.posteriors.promise import NATS, Promise
 from nullbayes.projectors import Info, mean_and_error
 
 _LEFT = ("train_std", "worst_ratio", "train_loss_std")
+_NO_NULL_SPACE = (
+    "there are at least as many rows as parameters, so no null space in the strict sense: how much variance is left "
+    "depends on the tolerance. Compare the variances of inputs; their size means nothing by itself"
+)
 _MUCH = 0.25  # of the spread of the outputs, for a standard deviation on training data
 
 
@@ -34,9 +38,9 @@ class FitReport:
     kernel_dimension, kernel_dimension_stderr : float
         Effective dimension of the space that the samples live in, with its standard error.
     residual : tuple of float
-        ``|A v| / |A noise|`` for each sample.
+        ``|A v| / |A noise|`` for each sample, as in :class:`Info <nullbayes.projectors.Info>`.
     tolerance : float
-        What the residual was asked to be.
+        What the residual of each sample may be at most.
     converged : bool
         Whether every sample reached it.
     sweeps : int
@@ -63,7 +67,7 @@ class FitReport:
     seconds : dict
         By phase.
     peak_memory : int or None
-        In bytes.
+        In bytes, beyond what the process held when the fit began.
     notes : tuple of str
         What else happened: memory that ran out, and how the fit went on.
     """
@@ -128,7 +132,11 @@ class FitReport:
         """Lay the report out as a table."""
         share = self.kernel_dimension / self.n_parameters
         within = "reached" if self.converged else "NOT reached"
-        memory = "unknown" if self.peak_memory is None else f"{self.peak_memory / 2**30:.2f} GiB at the peak"
+        memory = (
+            "unknown"
+            if self.peak_memory is None
+            else f"{self.peak_memory / 2**30:.2f} GiB at the peak, beside what there was"
+        )
         lines = [
             ("projector", f"{self.projector}: {self.reason}"),
             ("rows", f"{self.n_rows:,} of {self.n_data:,} examples, {self.route}"),
@@ -152,11 +160,17 @@ class FitReport:
                 + ("" if self.worst_ratio is None else f", of one output by {self.worst_ratio:.2g} of its spread")
                 + ("" if self.train_loss_std is None else f", losses {self.train_loss_std:.2g} nats"),
             ),
+            *([("read it so", _NO_NULL_SPACE)] if self.sized_by_tolerance else []),
             ("time", ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())),
             ("memory", memory),
             *(("note", note) for note in self.notes),
         ]
         return "\n".join(f"{name:<17} {value}" for name, value in lines)
+
+    @property
+    def sized_by_tolerance(self) -> bool:
+        """Whether there are as many rows as parameters or more, so that the tolerance sets the size of variances."""
+        return self.n_rows >= self.n_parameters
 
     def _why(self) -> str:
         """Say how the precision came about."""

@@ -39,10 +39,10 @@ def host_memory_bytes(device: torch.device) -> int:
 
 
 class Meter:
-    """Seconds by phase, and the peak of memory since it was made.
+    """Seconds by phase, and the peak of memory since it was made, beyond what there was then.
 
-    On CUDA the peak is what PyTorch allocated; on a CPU it is the resident memory of the process, where the system
-    tells it. ``announce`` is called with the name of each phase as it begins.
+    On CUDA that is what PyTorch allocated; on a CPU it is the resident memory of the process, where the system tells
+    it. ``announce`` is called with the name of each phase as it begins.
     """
 
     def __init__(self, device: torch.device, announce: Callable[[str], None] | None = None) -> None:
@@ -53,6 +53,7 @@ class Meter:
         else:
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark on Linux
+        self._before = self._now()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -67,6 +68,11 @@ class Meter:
 
     def peak(self) -> int | None:
         """Return the peak in bytes, or None where the system does not tell."""
+        now = self._now()
+        return None if now is None or self._before is None else max(0, now - self._before)
+
+    def _now(self) -> int | None:
+        """Return the high-water mark."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         with contextlib.suppress(OSError, ValueError, StopIteration):

@@ -24,6 +24,7 @@ from nullbayes.precision import full_precision
 
 Callback = Callable[[int, Tensor], None]  # (sweeps so far, relative residual of each sample)
 
+_DIGITS = 100.0  # eps of the numbers: a residual as small as that is rounding
 _NOT_FINITE = "The projection produced NaN or Inf: look for extreme values in the rows."
 
 
@@ -50,6 +51,9 @@ class Outcome(Enum):
         "(block_rows), or accept a larger tolerance"
     )
     TRUNCATED = "the rank allowed is too small for the tolerance: raise it, or use another projector"
+    PRECISION = (
+        "the tolerance is finer than the precision of the numbers: use float64 parameters, or accept a larger tolerance"
+    )
     ROUNDED = (
         "the rows are held in half precision, and their rounding is more than the tolerance allows: allow more memory "
         "(memory_limit), or accept a larger tolerance"
@@ -71,7 +75,9 @@ class Info:
     outcome : Outcome
         How it ended, with advice.
     residual : Tensor (S,)
-        ``|A v| / |A noise|`` for each sample, recomputed from the rows; 0 where ``A noise`` is 0.
+        ``|A v| / |A noise|`` for each sample, recomputed from the rows; 0 where ``A noise`` is 0. A direct method
+        removes what the tolerance asks for in the mean over noise: it takes that mean of ``|A noise|``, for noise as
+        long as the sample's, where the sample's own is smaller. A sample that has converged is within the tolerance.
     converged : Tensor (S,)
         Whether it meets the stopping sentence.
     sweeps : int
@@ -229,13 +235,20 @@ def targets(projector: Projector, rows: Rows, noise: Tensor, before: Tensor, typ
     the mean over noise: it then stands in where ``|A noise|`` is smaller.
     """
     lengths = torch.stack([vector.double().norm() for vector in noise])
-    expected = typical * lengths / rows.n_columns**0.5  # of isotropic noise as long as this one
-    target = torch.clamp(projector.rtol * torch.maximum(before, expected), min=projector.atol)
+    target = torch.clamp(projector.rtol * _references(rows, noise, before, typical), min=projector.atol)
     rounding = 4.0 * torch.finfo(rows.dtype).eps * rows.frobenius() * lengths
     target = torch.where(before <= rounding, torch.maximum(target, rounding), target)
     if not torch.isfinite(target).all():  # to which nothing would compare as larger
         raise NullBayesError(_NOT_FINITE)
     return target
+
+
+def _references(rows: Rows, noise: Tensor, before: Tensor, typical: float) -> Tensor:  # (S,)
+    """Return what ``|A v|`` is compared with: ``|A noise|``, or what isotropic noise as long as this one would have."""
+    if typical == 0.0:
+        return before
+    lengths = torch.stack([vector.double().norm() for vector in noise])
+    return torch.where(before > 0, torch.maximum(before, typical * lengths / rows.n_columns**0.5), before)
 
 
 def conclude(
@@ -266,6 +279,9 @@ def conclude(
     converged = after <= targets(projector, rows, noise, before, typical)
     if failure is Outcome.CONVERGED:  # on rows that approximate those it was judged by
         failure = Outcome.ROUNDED
+    residual = relative(after, _references(rows, noise, before, typical))
+    if failure is Outcome.TRUNCATED and float(residual.max()) <= _DIGITS * _eps(rows.dtype):
+        failure = Outcome.PRECISION
     name = type(projector).__name__
     if rank is not None:
         dimension, stderr = float(rows.n_columns - rank), 0.0
@@ -274,7 +290,7 @@ def conclude(
     info = Info(
         projector=name,
         outcome=Outcome.CONVERGED if bool(converged.all()) else failure,
-        residual=relative(after, before),
+        residual=residual,
         converged=converged,
         sweeps=sweeps,
         rank=rank,
@@ -293,6 +309,10 @@ def conclude(
         )
         warnings.warn(message, ConvergenceWarning, stacklevel=4)  # beyond the wrapper around apply
     return Projection(directions, info)
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
 
 def traces(noise: Tensor, directions: Tensor) -> Tensor:  # (S, P), (S, P) -> (S,)
