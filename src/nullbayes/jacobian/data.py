@@ -54,12 +54,19 @@ class Examples:
     held_bytes : int, optional
         How much of the data is held in the memory of the host; more is read from the loader in each sweep. By default a
         quarter of what is free.
+
+    Attributes
+    ----------
+    partial : bool
+        Whether these are only some of the training data.
     """
+
+    partial = False
 
     def __init__(
         self, loader: Iterable[Any], batch_fn: BatchFn | None, device: torch.device, *, held_bytes: int | None = None
     ) -> None:
-        _refuse_random_order(loader)
+        refuse_random_order(loader)
         if held_bytes is None:
             held_bytes = int(_HELD_SHARE * free_memory(torch.device("cpu")))
         self.device, self._batch_fn = device, batch_fn
@@ -160,7 +167,7 @@ class Examples:
         """Read the data for the first time; return checksums and bytes."""
         sums, size = [], 0
         for i, batch in enumerate(loader):
-            x, y = _split(i, batch, self._batch_fn)
+            x, y = split_numbered(i, batch, self._batch_fn)
             _check_batch(i, x, y)
             found = _layout(i, x, y)
             self._layout = self._layout or found
@@ -186,7 +193,7 @@ class Examples:
             self._compare(i, 0, *batch)
 
     def _split_again(self, i: int, batch: Any) -> Batch:
-        x, y = _split(i, batch, self._batch_fn)
+        x, y = split_numbered(i, batch, self._batch_fn)
         if len(y) != self._starts[i + 1] - self._starts[i] or _layout(i, x, y) != self._layout:
             raise DataError(self._changed(i))
         if i == 0:  # which is held from pass to pass, so that nobody may read this one
@@ -216,6 +223,8 @@ class Examples:
 class _Chosen(Examples):
     """Some of the examples, held on the device."""
 
+    partial = True
+
     def __init__(self, whole: Examples, numbers: Sequence[int]) -> None:
         self.device, self._whole, self._numbers = whole.device, whole, list(numbers)
         self._held = join_examples(list(whole.some(self._numbers)))
@@ -237,7 +246,8 @@ class _Chosen(Examples):
         return self._whole.name(self._numbers[i] for i in examples)
 
 
-def _refuse_random_order(loader: Iterable[Any]) -> None:
+def refuse_random_order(loader: Iterable[Any]) -> None:
+    """Refuse what is no loader, and a loader that shuffles or drops examples."""
     if isinstance(loader, (Tensor, Mapping, str)) or not isinstance(loader, Iterable):
         msg = (
             f"The loader must yield batches (inputs, targets), not be a {type(loader).__name__}: "
@@ -270,7 +280,8 @@ def _refuse_random_order(loader: Iterable[Any]) -> None:
             raise DataError(msg)
 
 
-def _split(i: int, batch: Any, batch_fn: BatchFn | None) -> Batch:
+def split_numbered(i: int, batch: Any, batch_fn: BatchFn | None) -> Batch:
+    """Return inputs and targets of batch ``i``; errors name it."""
     try:
         return split_batch(batch, batch_fn)
     except DataError as error:

@@ -60,7 +60,7 @@ def _open(
         chosen.check(outputs[-1], y)
         counted = chosen.counted(outputs[-1], y)
         n_counted += outputs[-1].numel() if counted is None else int(counted.sum())
-    if n_counted == 0:
+    if n_counted == 0 and not examples.partial:
         msg = "Every target is one to be ignored (ignore_index): there is nothing to project on."
         raise DataError(msg)
     answers = torch.cat(outputs), torch.cat(targets)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.beginning import Expected, read_beginning
 from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
-from nullbayes.jacobian.network import OutputFn, Selection
+from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.posteriors.loss_projected import LossProjectedPosterior
 from nullbayes.posteriors.projected import ProjectedPosterior
@@ -38,10 +40,26 @@ def plan(
         As for the posteriors and their ``fit``.
     loss : bool
         Plan for the loss-projected posterior.
+
+    Notes
+    -----
+    At most four batches are read where the loader says how long it is. The number of examples is that of the dataset of
+    a DataLoader, or the sum over a list of batches; of any other loader it is the number of batches times the size of
+    the first ones, and ``print(plan)`` says so. A loader without a length is read to its end.
+
+    The plan is the one that ``fit`` makes with the same memory limit. The data that were not read can change it only
+    where some positions do not count (``ignore_index``) and none of those is in the first batches. Checks of all the
+    data (NaN, labels, whether they are the same when read again) are left to ``fit``.
     """
     kind, posterior = (LossJacobian, LossProjectedPosterior) if loss else (OutputJacobian, ProjectedPosterior)
     tolerance = posterior._tolerance if tolerance is None else tolerance
-    rows = kind(model, loader, likelihood, parameters=parameters, batch_fn=batch_fn, output_fn=output_fn)
+    network = Network(model, parameters, output_fn)
+    beginning = read_beginning(loader, batch_fn, network.device)
+    first = kind(network, beginning.examples, likelihood)
+    rows = first.on(Expected(beginning.examples, beginning.n_examples))
     limit = memory_limit_bytes(memory_limit, rows.device)
     host = host_memory_bytes(rows.device)
-    return choose(rows, n_samples=n_samples, memory_limit=limit, rtol=tolerance, host_limit=host)
+    chosen = choose(rows, n_samples=n_samples, memory_limit=limit, rtol=tolerance, host_limit=host)
+    if not beginning.estimated:
+        return chosen
+    return replace(chosen, note=f"planned for about {beginning.n_examples:,} examples, by the length of the loader")

@@ -70,7 +70,9 @@ class Plan:
     working_bytes : int
         What of it rows may take for a moment while they are formed and multiplied.
     seconds : float
-        A rough guess, good for comparing plans only.
+        Estimated time of the fit.
+    note : str
+        What the plan was not sure of; empty if there is no such thing.
     """
 
     projector: Projector
@@ -84,6 +86,11 @@ class Plan:
     memory_limit: int
     working_bytes: int
     seconds: float
+    note: str = ""
+
+    def to_dict(self) -> dict[str, str | int | float]:
+        """Return the plan as plain numbers and strings, ready for JSON; the projector as it prints."""
+        return {**vars(self), "projector": str(self.projector)}
 
     def __str__(self) -> str:
         """Describe the plan in a few lines."""
@@ -98,8 +105,20 @@ class Plan:
             f"{self.n_rows:,} rows over {self.n_parameters:,} parameters, {self.n_samples} samples\n"
             f"  projector  {self.projector}\n  because    {self.reason}\n  rows       {rows}\n"
             f"  memory     {self.peak_bytes / 2**30:.2f} GiB of {self.memory_limit / 2**30:.2f}\n"
-            f"  work       {self.operations:.2g} operations to prepare and sweep once"
+            f"  work       {self.operations:.2g} operations to prepare and sweep once\n"
+            f"  time       {_in_words(self.seconds)}, a rough estimate"
+            + (f"\n  note       {self.note}" if self.note else "")
         )
+
+
+def _in_words(seconds: float) -> str:
+    """Say how long something takes, as one says it."""
+    if seconds < 1.0:
+        return "less than a second"
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"about {seconds / size:.2g} {unit}"
+    return f"about {seconds:.0f} s"
 
 
 def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2, host_limit: int = 0) -> Plan:
