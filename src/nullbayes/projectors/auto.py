@@ -40,6 +40,7 @@ class Rates:
 
 
 _CPU = Rates(1.5e11, 0.75e11, 1.5e11, 2e10, 2e10, 1e9, 3e-3)
+_ONE_THREAD = Rates(0.75e11, 0.375e11, 0.75e11, 1e10, 1e10, 0.5e9, 6e-3)
 _CUDA = Rates(4.5e13, 4e13, 3e14, 3e12, 2e10, 2e10, 4e-2)
 _CUDA_SINGLE = Rates(2e13, 4e11, 6e13, 8e11, 1e10, 1e10, 4e-2)  # cards whose float64 is slow
 
@@ -70,7 +71,8 @@ class Plan:
     working_bytes : int
         What of it rows may take for a moment while they are formed and multiplied.
     seconds : float
-        Estimated time of the fit.
+        Estimated time. What :func:`choose` returns counts the projection alone; ``nb.plan`` adds the trial that finds
+        a precision, and half a second for all else.
     note : str
         What the plan was not sure of; empty if there is no such thing.
     """
@@ -207,6 +209,8 @@ class _Counter:
         self.rates = _CPU
         if rows.device.type == "cuda":
             self.rates = _CUDA if double_is_fast(rows.device) else _CUDA_SINGLE
+        elif torch.get_num_threads() == 1:
+            self.rates = _ONE_THREAD
         whole = rows.kept_bytes()
         self.row_bytes = max(1, whole // rows.n_rows)
         self.held = {"device": whole, "half": rows.kept_bytes(half=True) if storage == "half" else 0}.get(storage, 0)
