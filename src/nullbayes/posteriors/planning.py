@@ -55,8 +55,8 @@ def plan(
 
     The time is an estimate for ``prior_precision="auto"`` with the default projector. It knows the kind of device and
     whether torch has one thread or several, not how fast this machine is. On one thread of the CPU for which its rates
-    were measured, six fits of 0.3 to 10 s took between half and twice and a half what was planned; on other machines
-    it may be further off. It does not count how long the loader takes to read the data.
+    were measured, seven fits of 0.3 to 75 s took 0.6 to 3 times what was planned, the longer ones beside other work; on
+    other machines it may be further off. It does not count how long the loader takes to read the data.
 
     The plan is the one that ``fit`` makes with the same memory limit. The data that were not read can change it only
     where some positions do not count (``ignore_index``) and none of those is in the first batches. Checks of all the
