@@ -13,7 +13,7 @@ from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.data import Examples, refuse_random_order, split_numbered
 
 _EXAMPLES = 8  # that are looked at, if as many batches hold so many
-_BATCHES = 4
+_BATCHES = 3  # and one more is asked for, to see whether these are all
 
 
 class Beginning(NamedTuple):
