@@ -36,7 +36,7 @@ CASES = (
     Case("weight_norm", "Layers", zoo.weight_norm, numbers(4), VMAP, ROWS),
     Case("Dropout", "Layers", zoo.dropout, numbers(4)),
     Case("buffers", "Layers", zoo.Standardized, numbers(4)),
-    Case("tied weights", "Layers", zoo.tied, words(7, 4), VMAP, targets=labels(7)),
+    Case("tied weights", "Layers", zoo.tied, words(7, 4), targets=labels(7)),
     Case("frozen layers", "Layers", zoo.frozen, numbers(4)),
     Case("mixture of experts", "Layers", zoo.Experts, numbers(4), SINGLY),
     Case("LoRA-like adapters", "Layers", zoo.lora, numbers(4), VMAP),
@@ -72,6 +72,14 @@ CASES = (
         zoo.masked_words(11, 5),
         targets=labels(3, 5, ignored=-100),
         outputs=logits,
+        needs="transformers",
+    ),
+    Case(
+        "GPT-2 with tied embeddings",
+        "Hugging Face",
+        zoo.gpt2,
+        zoo.masked_words(7, 4),
+        targets=labels(7, 3, ignored=-100),
         needs="transformers",
     ),
     Case(

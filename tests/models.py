@@ -242,7 +242,7 @@ MODELS = (
     Model("odd convolutions", odd_convolutions, images, "layers"),
     Model("batchnorm", batchnorm, images, "layers"),
     Model("layernorm", layernorm, vectors, "layers"),
-    Model("tied weights", TiedWeights, vectors, "plain"),
+    Model("tied weights", TiedWeights, vectors, "layers"),
     Model("called twice", CalledTwice, vectors, "mixed"),
     Model("weight used elsewhere", WeightUsedElsewhere, vectors, "plain"),
     Model("named inputs", NamedInputs, named, "layers"),

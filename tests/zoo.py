@@ -367,6 +367,21 @@ def bert(head: str) -> Callable[[], nn.Module]:
     return make
 
 
+def gpt2() -> nn.Module:
+    """Each position but the last answers for the token after it."""
+    import transformers
+
+    config = transformers.GPT2Config(
+        vocab_size=7, n_embd=4, n_layer=1, n_head=2, n_inner=6, n_positions=6, bos_token_id=0, eos_token_id=0
+    )
+
+    def forward(self: Any, **inputs: Tensor) -> Tensor:
+        logits: Tensor = self.language(**inputs, use_cache=False).logits
+        return logits[:, :-1]
+
+    return Wired(forward, language=transformers.GPT2LMHeadModel(config))
+
+
 def swin() -> nn.Module:
     import transformers
 

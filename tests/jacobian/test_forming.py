@@ -11,14 +11,15 @@ from models import BATCHNORM, CLASSIFICATION, MODELS, Model
 from nullbayes.jacobian import comparison, layers
 
 
-def test_all_outputs_in_one_backward_pass() -> None:
+@pytest.mark.parametrize("at_once", [1, 2, 3, 8])
+def test_several_outputs_in_one_backward_pass(at_once: int) -> None:
     model, (x, _) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM)
     tensors = [x.clone().requires_grad_()]
     for layer in model:
         tensors.append(layer(tensors[-1].clone()))
     values, unused = tensors.pop().sum(0), randn(2, 3).requires_grad_()
     one_by_one = [comparison.gradients(value, [*tensors, unused]) for value in values]
-    at_once = layers._gradients_at_once(values, [*tensors, unused])
+    at_once = layers._gradients_at_once(values, [*tensors, unused], at_once)
     assert not at_once[-1].any()
     torch.testing.assert_close(at_once, [torch.stack(parts) for parts in zip(*one_by_one, strict=True)])
 

@@ -36,7 +36,7 @@ _PROBED_BATCHES = 2  # read twice at once; a shuffled or augmented batch differs
 _KEPT_ON_DEVICE = 2**31  # bytes of data that may lie beside the model
 _HELD_SHARE = 0.25  # of the free memory of the host
 _NAMED = 5  # examples that an error names
-_IN_ORDER = "Rows are revisited in order, and what the loader leaves out the posterior would be free to change"
+IN_ORDER = "Rows are revisited in order, and what the loader leaves out the posterior would be free to change"
 
 
 class Examples:
@@ -56,7 +56,14 @@ class Examples:
     held_bytes : int, optional
         How much of the data is held in the memory of the host; more is read from the loader in each sweep. By default a
         quarter of what is free.
+
+    Attributes
+    ----------
+    partial : bool
+        Whether these are only some of the training data.
     """
+
+    partial = False
 
     def __init__(
         self,
@@ -68,7 +75,7 @@ class Examples:
         held_bytes: int | None = None,
     ) -> None:
         loader = as_loader(data)
-        check_order(loader, _IN_ORDER)
+        check_order(loader, IN_ORDER)
         if held_bytes is None:
             held_bytes = int(_HELD_SHARE * free_memory(torch.device("cpu")))
         self.device, self._batch_fn = device, batch_fn
@@ -225,6 +232,8 @@ class Examples:
 
 class _Chosen(Examples):
     """Some of the examples, held on the device."""
+
+    partial = True
 
     def __init__(self, whole: Examples, numbers: Sequence[int]) -> None:
         self.device, self._whole, self._numbers = whole.device, whole, list(numbers)

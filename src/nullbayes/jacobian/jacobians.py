@@ -68,11 +68,12 @@ def _open(
         chosen.check(outputs[-1], y)
         counted = chosen.counted(outputs[-1], y)
         n_counted += outputs[-1].numel() if counted is None else int(counted.sum())
-    if n_counted == 0:
+    if n_counted == 0 and not examples.partial:
         msg = "Every target is one to be ignored (ignore_index): there is nothing to project on."
         raise DataError(msg)
     whole = torch.cat(outputs), torch.cat(targets)
-    check_values(chosen, *whole)
+    if not examples.partial:
+        check_values(chosen, *whole)
     apart = whole[0].ndim == 2 and isinstance(chosen, (Bernoulli, Regression))
     stds = whole[0].double().std(0, unbiased=False) if apart else None
     return _Opened(network, examples, chosen.fitted(*whole), n_counted, chosen.spread(*whole), stds)

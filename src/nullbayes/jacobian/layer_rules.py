@@ -3,14 +3,14 @@ r"""One rule for each type of layer: its rows, from what went in and what came b
 A rule is a function ``(module, inputs, gradients) -> rows``. ``inputs`` (n, ...) went into the layer, ``gradients``
 (n, O, ...) are the derivatives of each output of the network with respect to what came out of it. The rows are
 :class:`Factors`, or entries (n, O, *shape) for each parameter, made when they are asked for. A layer type is added
-by writing such a function and naming it in :data:`RULES`; rows are compared with plain differentiation before they are
-used, so that a rule need not foresee everything.
+by writing such a function and naming it in :data:`RULES`, or in :data:`NAMED_RULES` where the type belongs to another
+package; rows are compared with plain differentiation before they are used, so that a rule need not foresee everything.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,15 +44,43 @@ class Factors:
 Rule = Callable[[Any, Tensor, Tensor], Factors | Entries]
 
 
-def pieces(rows: Factors | Entries, columns: Mapping[str, int]) -> list[Piece]:
-    """Place rows at their columns: factors where an example has one position, entries where it has several."""
+def pieces(rows: Factors | Entries, columns: Mapping[str, int], shared: Collection[str] = ()) -> list[Piece]:
+    """Place rows at their columns: factors where an example has one position, entries where it has several.
+
+    Parameters that are ``shared`` with other layers always have entries, because entries can be summed.
+    """
+    made: list[Piece] = []
     if isinstance(rows, Factors):
         if rows.inputs.shape[1] == 1:
             activations, gradients = rows.inputs[:, 0], rows.gradients[..., 0]
-            return [OuterPiece(activations, gradients, columns.get("weight"), columns.get("bias"))]
+            own = {name: column for name, column in columns.items() if name not in shared}
+            if own:
+                made.append(OuterPiece(activations, gradients, own.get("weight"), own.get("bias")))
+            columns = {name: column for name, column in columns.items() if name in shared}
         rows = rows.entries()
-    made = ((rows[name](), column) for name, column in columns.items())
-    return [DensePiece(entries.reshape(entries.shape[0] * entries.shape[1], -1), column) for entries, column in made]
+    for name, column in columns.items():
+        entries = rows[name]()
+        made.append(DensePiece(entries.reshape(entries.shape[0] * entries.shape[1], -1), column))
+    return made
+
+
+def summed(pieces: Iterable[Piece]) -> list[Piece]:
+    """Add up the shares that several layers have in the rows of one parameter."""
+    entries: dict[int, DensePiece] = {}
+    result: list[Piece] = []
+    for piece in pieces:
+        if isinstance(piece, DensePiece) and piece.column in entries:
+            entries[piece.column].matrix.add_(piece.matrix)
+            continue
+        if isinstance(piece, DensePiece):
+            entries[piece.column] = piece
+        result.append(piece)
+    return result
+
+
+def rule_for(kind: type[nn.Module]) -> Rule | None:
+    """Return the rule of a type of layer, or None if there is none."""
+    return RULES.get(kind) or NAMED_RULES.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------
@@ -61,6 +89,12 @@ def pieces(rows: Factors | Entries, columns: Mapping[str, int]) -> list[Piece]:
 def _linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> Factors:
     n, outputs, width = gradients.shape[0], gradients.shape[1], gradients.shape[-1]
     return Factors(inputs.reshape(n, -1, inputs.shape[-1]), gradients.reshape(n, outputs, -1, width).mT)
+
+
+def _transposed_linear(module: nn.Module, inputs: Tensor, gradients: Tensor) -> Entries:
+    n, outputs, width = gradients.shape[0], gradients.shape[1], gradients.shape[-1]
+    flat, back = inputs.reshape(n, -1, inputs.shape[-1]), gradients.reshape(n, outputs, -1, width)
+    return {"weight": lambda: flat.mT[:, None] @ back, "bias": lambda: back.sum(2)}
 
 
 def _convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, gradients: Tensor) -> Factors | Entries:
@@ -170,4 +204,7 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.RMSNorm: _by_feature(_rms_norm),
     nn.Embedding: _embedding,
     nn.PReLU: _prelu,
+}
+NAMED_RULES: dict[str, Rule] = {  # of packages that need not be installed
+    "transformers.pytorch_utils.Conv1D": _transposed_linear,  # the linear layer of GPT-2: its weight is (in, out)
 }

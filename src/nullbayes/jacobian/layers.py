@@ -1,15 +1,17 @@
-r"""Rows by layers: one forward pass and a backward pass for each output give all rows of a range of examples.
+r"""Rows by layers: one forward pass, and derivatives of each output, give all rows of a range of examples.
 
 For a linear layer :math:`z = W a + b` the row of output :math:`o` is :math:`\partial f_o/\partial z \; a^\top`; for a
 convolution it is a sum of such products over the positions; ``layer_rules`` has a rule for each type of layer. Layers
-seen once in the forward pass, with parameters of their own, are covered this way; what remains is differentiated by
-``vmap``. Nothing is taken on trust: rows are compared with plain differentiation, and if they differ, everything goes
-by ``vmap``; if those differ too, example by example.
+seen once in the forward pass are covered this way; the row of a weight that several of them share, such as a tied
+embedding, is the sum of their shares. What remains is differentiated by ``vmap``. Nothing is taken on trust: rows are
+compared with plain differentiation, and if they differ, everything goes by ``vmap``; if those differ too, example by
+example.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,15 +24,19 @@ from torch.func import grad, jacrev, vmap
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import as_batch, example_dims, map_leaves, take_examples
 from nullbayes.jacobian.comparison import CHUNK_TOLERANCE, COUPLED, Plain, gradients, ordinary, recording
-from nullbayes.jacobian.found_layers import Layer, find_layers
+from nullbayes.jacobian.found_layers import Layer, find_layers, with_all_uses
 from nullbayes.jacobian.kernels import differentiable_kernels
+from nullbayes.jacobian.layer_rules import summed
+from nullbayes.jacobian.narrowed import Narrowed
 from nullbayes.jacobian.network import Network
+from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.memory import is_out_of_memory
 from nullbayes.precision import full_precision
 from nullbayes.types import RowFunction
 
 _CHECKED_EXAMPLES = 3
+_OUTPUTS_AT_ONCE = 32  # in one backward pass on a CPU: more is no faster
 _WORKING_BYTES = {"cpu": 2**28, "cuda": 2**32}  # of what is in memory only while rows are formed for predictions
 
 
@@ -53,11 +59,18 @@ class LayerRows:
         ``(flat parameters, inputs, targets) -> (n, O)``: what the rows are the derivatives of.
     x, y
         A few examples, to see which layers are called and to check the rows.
+
+    Notes
+    -----
+    The route is found out, and rows are compared for the first time, with at most 16 outputs: of a function that has
+    more, with random combinations of them all. So the time does not grow with the outputs of an example.
     """
 
     @full_precision()
     def __init__(self, network: Network, function: RowFunction, x: Any, y: Tensor) -> None:
-        self.network, self.function = network, function
+        self.network = network
+        self._narrow = narrow = Narrowed(function)
+        self.function: RowFunction = narrow
         self.working_bytes = _WORKING_BYTES.get(network.device.type, 2**28)
         self._vmap = self._one_for_all = self._batched = self._shared = True  # until it is seen to fail
         self._turns = 0
@@ -69,13 +82,15 @@ class LayerRows:
                 raise
             self._shared = False
             seen = self._capture(find_layers(network), few, y)
-        self.layers = tuple(layer for layer in find_layers(network) if layer.name in seen.layers)
+        self.layers = with_all_uses(layer for layer in find_layers(network) if layer.name in seen.layers)
         self.rest = self._uncovered()
-        self.width = seen.values.shape[1]  # O
+        self.width = narrow.width
         formed = {layer: layer.pieces(*seen.layers[layer.name]) for layer in self.layers}
         if self.layers and not self._worthwhile(formed):
             self._take_plainer()
-        self.checked(few, y, torch.finfo(network.dtype).eps ** 0.6)
+        made = self.checked(few, y, torch.finfo(network.dtype).eps ** 0.6)[1]
+        self.function, self.width = function, narrow.outputs  # O
+        self.example_pieces = [piece.outline(self.width) for piece in made]
         formed = formed if self.layers else {}
         self.example_bytes = self._count_bytes(seen, formed, self._count_saved(few, y) if self.rest else 0)
 
@@ -130,6 +145,15 @@ class LayerRows:
             else:
                 self._take_plainer()
 
+    def probe(self, x: Any, y: Tensor) -> tuple[RowFunction, HeldBlock]:
+        """Return a function with few outputs, as combinations of all, and its rows on some examples."""
+        other = copy.copy(self)
+        other.function, other.width = self._narrow, self._narrow.width
+        pieces = tuple(other.pieces(x, y))
+        return self._narrow, HeldBlock(
+            pieces, len(y) * other.width, self.network.n_parameters, other.width, self.network.theta
+        )
+
     def _take_plainer(self) -> None:
         """Take the next route: by layers, by vmap, example by example."""
         if self.layers:
@@ -149,7 +173,7 @@ class LayerRows:
         result: list[Piece] = []
         for layer in self.layers:
             result += layer.pieces(*seen.layers.pop(layer.name))
-        return seen.values, result + self._rest_pieces(x, y)
+        return seen.values, summed(result) + self._rest_pieces(x, y)
 
     def _rest_pieces(self, x: Any, y: Tensor) -> list[Piece]:
         if not self.rest:
@@ -235,22 +259,25 @@ class LayerRows:
         First the graph of the forward pass and all gradients, twice while they are stacked; then what is left of them,
         the patches of one layer, and the entries of the layers so far.
         """
-        sizes = {layer: tuple(tensor.numel() for tensor in seen.layers[layer.name]) for layer in formed}
+        n, times = len(seen.values), self.width / self._narrow.width
+        sizes = {}  # of an example: inputs, and gradients of all outputs
+        for layer in formed:
+            inputs, gradients = seen.layers[layer.name]
+            sizes[layer] = inputs.numel() / n, times * gradients.numel() / n
         left = sum(inputs + gradients for inputs, gradients in sizes.values())
         graph = sum(3 * gradients / self.width for _, gradients in sizes.values())
         numbers, entries = left + graph + sum(gradients for _, gradients in sizes.values()), 0.0
         for layer, made in formed.items():
-            inputs, gradients = sizes[layer]
+            n_inputs, n_gradients = sizes[layer]
             parameter = layer.module.get_parameter(next(iter(layer.columns)))
-            patches = gradients / self.width / len(parameter) * parameter[0].numel()
-            entries += sum(tensor.numel() for piece in made for tensor in piece.tensors())
+            patches = n_gradients / self.width / len(parameter) * parameter[0].numel()
+            entries += sum(tensor.numel() for piece in made for tensor in piece.outline(self.width).tensors())
             numbers = max(numbers, left + patches + entries)
-            left -= inputs + gradients
-        numbers /= len(seen.values)
+            left -= n_inputs + n_gradients
         if self.rest:  # the plain way: what it saves on the way forward, and its rows, thrice while they are joined
             columns = sum(stop - start for start, stop in self.rest)
             copies = 3 * self.width + (0 if self._one_for_all else 2)
-            numbers = max(numbers, saved / len(seen.values) + copies * columns)
+            numbers = max(numbers, saved / n + copies * columns)
         return max(1, math.ceil(numbers * self.network.dtype.itemsize))
 
     def _count_saved(self, x: Any, y: Tensor) -> int:
@@ -307,9 +334,11 @@ class LayerRows:
             return []
         with recording():
             summed = values.sum(0)  # examples do not influence each other
-            if self._batched and values.is_cuda:  # there, many small kernels wait for each other
+            at_once = len(summed) if values.is_cuda else _OUTPUTS_AT_ONCE
+            if self._batched and (values.is_cuda or len(summed) > at_once // 2):  # else small operations take turns
                 try:
-                    return [found.transpose(0, 1) for found in _gradients_at_once(summed, outputs)]
+                    with differentiable_kernels():
+                        return [found.transpose(0, 1) for found in _gradients_at_once(summed, outputs, at_once)]
                 except RuntimeError as error:  # an operation whose derivative vmap does not know
                     if is_out_of_memory(error):
                         raise
@@ -322,11 +351,15 @@ class LayersDiffer(Exception):
     """A layer that was called once for the first examples was not for others: their rows need a plainer route."""
 
 
-def _gradients_at_once(values: Tensor, tensors: list[Tensor]) -> list[Tensor]:  # (O, ...) each
-    """Differentiate several numbers in one pass."""
+def _gradients_at_once(values: Tensor, tensors: list[Tensor], at_once: int) -> list[Tensor]:  # (O, ...) each
+    """Differentiate several numbers, as many in one pass as is said."""
+    result = [values.new_empty(len(values), *tensor.shape) for tensor in tensors]
     chosen = torch.eye(len(values), dtype=values.dtype, device=values.device)
-    found = torch.autograd.grad(values, tensors, chosen, retain_graph=True, is_grads_batched=True, allow_unused=True)
-    return [
-        values.new_zeros(len(values), *tensor.shape) if g is None else g
-        for g, tensor in zip(found, tensors, strict=True)
-    ]
+    for start in range(0, len(values), at_once):
+        rows = slice(start, min(len(values), start + at_once))
+        found = torch.autograd.grad(
+            values, tensors, chosen[rows], retain_graph=True, is_grads_batched=True, allow_unused=True
+        )
+        for whole, part in zip(result, found, strict=True):
+            whole[rows] = 0.0 if part is None else part
+    return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterable
-from functools import cached_property
 from typing import Literal
 
 import torch
@@ -79,10 +78,8 @@ class JacobianRows(Rows):
         few = examples.read(0, min(3, len(examples)))
         self._layers = LayerRows(network, function, *few)
         self._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
-        block = HeldBlock(
-            tuple(self._layers.pieces(*few)), len(few[1]) * granule, self.n_columns, granule, network.theta
-        )
-        compare_modes(network, function, *few, block, needed=storage == "products")
+        probed, block = self._layers.probe(*few)
+        compare_modes(network, probed, *few, block, needed=storage == "products")
 
     @property
     def route(self) -> str:
@@ -170,10 +167,10 @@ class JacobianRows(Rows):
         factors = [f for piece in self._example_pieces for f in piece.factors(self.granule)]
         return normal_cost(factors) * len(self.examples)
 
-    @cached_property
+    @property
     def _example_pieces(self) -> list[Piece]:
-        """The pieces of one example: what is held of it, and what products cost."""
-        return self._layers.pieces(*self.examples.read(0, 1))
+        """The pieces of one example, as shapes alone: what is held of it, and what products cost."""
+        return self._layers.example_pieces
 
     @property
     def held_numbers(self) -> int:

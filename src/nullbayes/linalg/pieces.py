@@ -78,6 +78,10 @@ class Piece(ABC):
     def costs(self) -> tuple[float, float]:
         """Return the operations behind a Gram entry, and behind a row times a vector."""
 
+    @abstractmethod
+    def outline(self, outputs: int) -> Piece:
+        """Return the piece of one example with so many rows, as shapes without entries: to count with."""
+
     def allocate(self, n_rows: int, device: torch.device) -> Piece:
         """Return a piece of the same kind for ``n_rows`` rows, not filled yet; pinned, if it is for a GPU's use."""
 
@@ -152,8 +156,15 @@ class DensePiece(Piece):
         """Return the shape of the entries."""
         return [(n_rows, self.matrix.shape[1])]
 
+    def outline(self, outputs: int) -> Piece:
+        """Return as many rows of the same columns."""
+        return DensePiece(_shape_alone(self.matrix, outputs, self.matrix.shape[1]), self.column)
+
     def halved(self) -> Piece:
         """Return the entries in float16, each row scaled by a power of two."""
+        if self.matrix.is_meta:  # an outline, for which torch would work out every step in Python
+            scale = torch.empty(len(self.matrix), 1, dtype=torch.float32, device="meta")
+            return HalfPiece(self.matrix.half(), scale, self.column)
         largest = self.matrix.abs().amax(1, keepdim=True).float()
         scale = torch.exp2(torch.frexp(largest)[1].float() - 8.0)  # entries up to 256: small ones keep their bits
         return HalfPiece((self.matrix / scale).half(), torch.where(largest > 0, scale, 1.0), self.column)
@@ -216,9 +227,18 @@ class HalfPiece(Piece):
         """Return the shapes of entries and scales."""
         return [(n_rows, self.matrix.shape[1]), (n_rows, 1)]
 
+    def outline(self, outputs: int) -> Piece:
+        """Return as many rows of the same columns."""
+        columns = self.matrix.shape[1]
+        return self.of((_shape_alone(self.matrix, outputs, columns), _shape_alone(self.scale, outputs, 1)))
+
     def costs(self) -> tuple[float, float]:
         """Return two operations a column."""
         return 2.0 * self.matrix.shape[1], 2.0 * self.matrix.shape[1]
+
+
+def _shape_alone(like: Tensor, *shape: int) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device="meta")
 
 
 def _cross(left: Tensor, right: Tensor, dtype: torch.dtype, working_bytes: int) -> Tensor:  # (m, m')
@@ -319,6 +339,11 @@ class OuterPiece(Piece):
         """Return the shapes of the factors for the rows of whole examples."""
         n = n_rows // self.gradients.shape[1]
         return [(n, *tensor.shape[1:]) for tensor in self.tensors()]
+
+    def outline(self, outputs: int) -> Piece:
+        """Return the factors of one example with so many outputs."""
+        activations = _shape_alone(self.activations, 1, self.activations.shape[1])
+        return self.of((activations, _shape_alone(self.gradients, 1, outputs, self.gradients.shape[2])))
 
     def costs(self) -> tuple[float, float]:
         """Return the operations behind a Gram entry, and behind a row times a vector."""

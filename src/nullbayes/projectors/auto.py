@@ -40,6 +40,7 @@ class Rates:
 
 
 _CPU = Rates(1.5e11, 0.75e11, 1.5e11, 2e10, 2e10, 1e9, 3e-3)
+_ONE_THREAD = Rates(0.75e11, 0.375e11, 0.75e11, 1e10, 1e10, 0.5e9, 6e-3)
 _CUDA = Rates(4.5e13, 4e13, 3e14, 3e12, 2e10, 2e10, 4e-2)
 _CUDA_SINGLE = Rates(2e13, 4e11, 6e13, 8e11, 1e10, 1e10, 4e-2)  # cards whose float64 is slow
 
@@ -70,7 +71,10 @@ class Plan:
     working_bytes : int
         What of it rows may take for a moment while they are formed and multiplied.
     seconds : float
-        A rough guess, good for comparing plans only.
+        Estimated time. What :func:`choose` returns counts the projection alone; ``nb.plan`` adds the trial that finds
+        a precision, and half a second for all else.
+    note : str
+        What the plan was not sure of; empty if there is no such thing.
     """
 
     projector: Projector
@@ -84,6 +88,11 @@ class Plan:
     memory_limit: int
     working_bytes: int
     seconds: float
+    note: str = ""
+
+    def to_dict(self) -> dict[str, str | int | float]:
+        """Return the plan as plain numbers and strings, ready for JSON; the projector as it prints."""
+        return {**vars(self), "projector": str(self.projector)}
 
     def __str__(self) -> str:
         """Describe the plan in a few lines."""
@@ -98,8 +107,20 @@ class Plan:
             f"{self.n_rows:,} rows over {self.n_parameters:,} parameters, {self.n_samples} samples\n"
             f"  projector  {self.projector}\n  because    {self.reason}\n  rows       {rows}\n"
             f"  memory     {self.peak_bytes / 2**30:.2f} GiB of {self.memory_limit / 2**30:.2f}\n"
-            f"  work       {self.operations:.2g} operations to prepare and sweep once"
+            f"  work       {self.operations:.2g} operations to prepare and sweep once\n"
+            f"  time       {_in_words(self.seconds)}, a rough estimate"
+            + (f"\n  note       {self.note}" if self.note else "")
         )
+
+
+def _in_words(seconds: float) -> str:
+    """Say how long something takes, as one says it."""
+    if seconds < 1.0:
+        return "less than a second"
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"about {seconds / size:.2g} {unit}"
+    return f"about {seconds:.0f} s"
 
 
 def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2, host_limit: int = 0) -> Plan:
@@ -188,6 +209,8 @@ class _Counter:
         self.rates = _CPU
         if rows.device.type == "cuda":
             self.rates = _CUDA if double_is_fast(rows.device) else _CUDA_SINGLE
+        elif torch.get_num_threads() == 1:
+            self.rates = _ONE_THREAD
         whole = rows.kept_bytes()
         self.row_bytes = max(1, whole // rows.n_rows)
         self.held = {"device": whole, "half": rows.kept_bytes(half=True) if storage == "half" else 0}.get(storage, 0)

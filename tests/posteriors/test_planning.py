@@ -1,0 +1,152 @@
+"""A plan reads a few batches, is the plan of the fit, and says in words and numbers what a fit takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+
+import nullbayes as nb
+from models import CLASSIFICATION, MLP
+from nullbayes.errors import DataError
+from nullbayes.projectors import choose
+from nullbayes.projectors.auto import _in_words
+
+N = 1000
+X, Y = CLASSIFICATION.data(n=N)
+
+
+class Watched(Dataset[tuple[Tensor, Tensor]]):
+    """Remembers which examples were read."""
+
+    def __init__(self) -> None:
+        self.read: set[int] = set()
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        self.read.add(i)
+        return X[i], Y[i]
+
+
+class Batches:
+    """A loader of one's own that has a length."""
+
+    def __init__(self) -> None:
+        self.n_read = 0
+
+    def __len__(self) -> int:
+        return 63
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for x, y in zip(X.split(16), Y.split(16), strict=True):
+            self.n_read += 1
+            yield x, y
+
+
+class Stream(IterableDataset[Any]):
+    """Examples without a number of them."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(X, Y, strict=True)
+
+
+def plan(loader: Any, **options: Any) -> nb.Plan:
+    return nb.plan(MLP.build(), loader, 5, "1GB", **options)
+
+
+@pytest.mark.parametrize("loss", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 16, 48])
+def test_a_plan_reads_a_few_batches_and_is_the_plan_of_all_of_them(loss: bool, batch_size: int) -> None:
+    data = Watched()
+    found = plan(DataLoader(data, batch_size), loss=loss)
+    assert len(data.read) <= 4 * batch_size
+    rows: Any = nb.LossJacobian if loss else nb.OutputJacobian
+    tolerance = 2e-2 if loss else 1e-2
+    wanted = choose(rows(MLP.build(), [(X, Y)]), n_samples=5, memory_limit=2**30, rtol=tolerance)
+    assert dataclasses.replace(found, seconds=wanted.seconds) == wanted
+    assert found.seconds > wanted.seconds  # a trial comes first
+    assert found == plan([(X, Y)], loss=loss)  # all of which is read
+    assert found == plan(list(zip(X.split(batch_size), Y.split(batch_size), strict=True)), loss=loss)
+
+
+def test_a_plan_by_the_number_of_batches_says_so() -> None:
+    loader = Batches()
+    found = plan(loader)
+    assert loader.n_read <= 2
+    assert found.n_rows == 3 * 63 * 16
+    assert "about 1,008 examples, by the length of the loader" in str(found)
+    data = Watched()
+    sampler = BatchSampler(SequentialSampler(data), 16, drop_last=False)
+    assert plan(DataLoader(data, batch_sampler=sampler)).note == ""
+
+    class Own(BatchSampler):
+        pass
+
+    assert "about 1,008" in plan(DataLoader(data, batch_sampler=Own(SequentialSampler(data), 16, False))).note
+
+
+def test_a_batch_fn_that_changes_the_number_of_examples_is_counted_by_batches() -> None:
+    found = plan(DataLoader(Watched(), 20), batch_fn=lambda batch: (batch[0][:10], batch[1][:10]))
+    assert found.n_rows == 3 * 500
+    assert "about 500 examples" in found.note
+
+
+def test_a_loader_without_a_length_is_read_to_its_end() -> None:
+    found = plan(DataLoader(Stream(), 16))
+    assert (found.n_rows, found.note) == (3 * N, "")
+
+
+def test_a_loader_that_can_be_read_only_once_is_refused() -> None:
+    with pytest.raises(DataError, match="only once"):
+        plan(iter([(X, Y)]))
+
+
+def test_short_loaders_are_counted_exactly() -> None:
+    assert plan([(X[:5], Y[:5])]).n_rows == 15
+    assert plan([(X[:5], Y[:5]), (X[5:7], Y[5:7])]).n_rows == 21
+
+
+def test_first_batches_may_hold_nothing_that_counts() -> None:
+    targets = Y.clone()
+    targets[:64] = -100
+    found = plan(list(zip(X.split(16), targets.split(16), strict=True)))
+    assert found.n_rows == 3 * N
+
+
+def test_planning_draws_no_random_numbers() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    plan(DataLoader(Watched(), 16))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_plan_is_plain_numbers_and_strings() -> None:
+    found = plan([(X, Y)])
+    back = json.loads(json.dumps(found.to_dict()))
+    assert back["seconds"] == found.seconds
+    assert back["projector"] == str(found.projector)
+    assert back.keys() == vars(found).keys()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "less than a second"), (12.3, "about 12 s"), (89.0, "about 89 s"), (180.0, "about 3 min"),
+     (7300.0, "about 2 h"), (400000.0, "about 4.6 days")],
+)  # fmt: skip
+def test_time_is_told_in_words(seconds: float, words: str) -> None:
+    assert _in_words(seconds) == words
+
+
+def test_printed_plans_say_the_time_and_that_it_is_an_estimate() -> None:
+    found = plan([(X, Y)])
+    line = next(line for line in str(found).splitlines() if line.startswith("  time"))
+    assert _in_words(found.seconds) in line
+    assert "estimate" in line
