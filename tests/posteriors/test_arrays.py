@@ -118,7 +118,8 @@ def test_a_regression_is_a_table_of_intervals() -> None:
 
 def test_images_are_a_table_with_a_row_for_each_entry() -> None:
     torch.manual_seed(0)
-    model, x = nn.Conv2d(1, 2, 3, padding=1), randn(1, 1, 3, 2, generator=G).repeat(4, 1, 1, 1)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.Tanh(), nn.Conv2d(6, 2, 1)).to(X.device)
+    x = randn(4, 1, 3, 2, generator=G)
     posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x, (x[:, 0] > 0).long(), progress=False)
     table = posterior.predict(x[:2]).to_pandas()
     assert table.shape == (2 * 2 * 3 * 2, 3)

@@ -1,0 +1,137 @@
+"""Sentences: a Hugging Face classifier, and a causal language model whose labels are shifted. Padding does not count.
+
+Run: python examples/text.py  (needs transformers)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from transformers import DistilBertConfig, DistilBertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+
+import nullbayes as nb
+
+WHO = ["the cat", "a dog", "my old neighbour", "the manager of the bank", "our teacher", "a very small bird"]
+HOW_MANY = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve"]
+KNOWN = {
+    0: ["{} bought {} apples at the market", "{} paid {} coins for bread", "{} sold {} houses last year"],
+    1: ["{} ran {} miles in the rain", "{} swam {} laps", "{} won {} games of tennis this week"],
+    2: ["{} cooked {} eggs for breakfast", "{} baked {} cakes", "{} ate {} bowls of soup with a spoon"],
+}
+STRANGE = ["{} voted for {} laws in the parliament", "{} proved {} theorems about rings", "{} sang {} songs aloud"]
+LENGTH = 16
+Sentence = tuple[str, int]
+Batch = dict[str, Tensor]
+
+
+def written(templates: Sequence[str], label: int, n: int) -> list[Sentence]:
+    """Return sentences of a topic."""
+    return [(random.choice(templates).format(random.choice(WHO), random.choice(HOW_MANY)), label) for _ in range(n)]
+
+
+def vocabulary(sentences: Sequence[Sentence]) -> dict[str, int]:
+    """Number the words; 0 is padding, 1 begins a sentence."""
+    return {word: i + 2 for i, word in enumerate(sorted({word for text, _ in sentences for word in text.split()}))}
+
+
+def encoded(sentences: Sequence[Sentence], words: dict[str, int]) -> Batch:
+    """Return a batch as a tokenizer with padding="max_length" makes it."""
+    ids = torch.zeros(len(sentences), LENGTH, dtype=torch.long)
+    for i, (text, _) in enumerate(sentences):
+        numbers = [1, *(words[word] for word in text.split())]
+        ids[i, : len(numbers)] = torch.tensor(numbers)
+    labels = torch.tensor([label for _, label in sentences])
+    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
+
+
+def inputs(batch: Batch) -> Batch:
+    """Leave the labels out."""
+    return {name: tensor for name, tensor in batch.items() if name != "labels"}
+
+
+def train(model: nn.Module, batch: Batch, steps: int) -> nn.Module:
+    """Train by the loss that the model computes itself."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    model.train()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(**batch).loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+def classify(known: list[Sentence], strange: list[Sentence], words: dict[str, int], steps: int) -> dict[str, float]:
+    """Fit a posterior of a classifier to three topics; a fourth is strange to it."""
+    torch.manual_seed(0)
+    config = DistilBertConfig(
+        vocab_size=len(words) + 2,
+        dim=32,
+        n_layers=2,
+        n_heads=4,
+        hidden_dim=64,
+        max_position_embeddings=32,
+        num_labels=3,
+    )
+    n = int(0.75 * len(known))
+    model = train(DistilBertForSequenceClassification(config), encoded(known[:n], words), steps)
+    loader = DataLoader(known[:n], batch_size=32, collate_fn=lambda part: encoded(part, words))
+    posterior = nb.LossProjectedPosterior(model).fit(loader, progress=False)
+    test, unknown = encoded(known[n:], words), encoded(strange, words)
+    check = posterior.check_fit([test])
+    scores = (posterior.ood_score(inputs(batch), "mutual_information") for batch in (test, unknown))
+    auroc = nb.metrics.auroc(*scores)
+    print(f"classifier\n{check}\nAUROC of another topic: {auroc:.3f}\n")
+    return {"accuracy": check.accuracy_posterior or 0.0, "accuracy of the network": check.accuracy_model or 0.0,
+            "auroc": auroc}  # fmt: skip
+
+
+def next_word(batch: Batch) -> tuple[Batch, Tensor]:
+    """Return inputs, and for each position the word that follows: padding and the end are not to be predicted."""
+    labels = nn.functional.pad(batch["input_ids"][:, 1:], (0, 1))
+    return inputs(batch), labels.masked_fill(labels == 0, -100)
+
+
+def write(known: list[Sentence], strange: list[Sentence], words: dict[str, int], steps: int) -> dict[str, float]:
+    """Fit a posterior of a language model; it doubts words that it has not seen in such a place."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(words) + 2, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH, resid_pdrop=0.0, embd_pdrop=0.0,
+        attn_pdrop=0.0, use_cache=False, bos_token_id=1, eos_token_id=0,
+    )  # fmt: skip
+    n = len(known) // 2
+    batch = encoded(known[:n], words)
+    labels = batch["input_ids"].masked_fill(batch["input_ids"] == 0, -100)  # which the model shifts by itself
+    model = train(GPT2LMHeadModel(config), {**inputs(batch), "labels": labels}, steps)
+    try:
+        nb.LossProjectedPosterior(model).fit([{**inputs(batch), "labels": labels}])
+    except nb.errors.LikelihoodError as error:
+        refused = str(error)
+        print(f"language model\n{refused}\n")
+    posterior = nb.LossProjectedPosterior(model, batch_fn=next_word).fit([batch], progress=False)
+    check = posterior.check_fit([batch])
+    test, unknown = inputs(encoded(known[n:], words)), inputs(encoded(strange, words))
+    kind = "mutual_information"
+    auroc = nb.metrics.auroc(posterior.ood_score(test, kind), posterior.ood_score(unknown, kind))
+    one = posterior.ood_score(test, kind, per="position")[0]
+    print(f"{check}\nAUROC of sentences about something else: {auroc:.3f}")
+    print("doubt after each word: " + ", ".join(f"{value:.2g}" for value in one[~one.isnan()].tolist()))
+    return {"nll": check.nll_model, "own loss": float(model(**inputs(batch), labels=labels).loss.detach()),
+            "refused": float("shifts its labels" in refused), "auroc": auroc}  # fmt: skip
+
+
+def main(n: int = 60, steps: int = 60) -> dict[str, dict[str, float]]:
+    """Run both on ``n`` sentences a topic."""
+    random.seed(0)
+    known = [sentence for label, templates in KNOWN.items() for sentence in written(templates, label, n)]
+    random.shuffle(known)
+    strange = written(STRANGE, 0, n)
+    words = vocabulary(known + strange)
+    return {"classifier": classify(known, strange, words, steps), "language": write(known, strange, words, steps)}
+
+
+if __name__ == "__main__":
+    main()
