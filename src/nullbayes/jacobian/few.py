@@ -68,13 +68,13 @@ def _by_copies(rows: LayerRows, leaves: Leaves, x: Any, y: Tensor) -> tuple[Tens
         copies = map_leaves(lambda leaf: ordinary(leaf).repeat_interleave(width, 0) if leaf.ndim else leaf, x)
         try:
             values, seen = rows.watch(rows.layers, n * width, lambda: leaves.outputs(copies).flatten(1))
-        except Exception:  # a network that takes no batch of this size is asked in the usual way
+            if len(seen) < len(rows.layers) or values.shape != (n * width, width):
+                return None
+            chosen = torch.eye(width, dtype=values.dtype, device=values.device).repeat(n, 1)
+            outputs = [output for _, output in seen.values()]
+            found = torch.autograd.grad(values, outputs, chosen, allow_unused=True, materialize_grads=True)
+        except Exception:  # a network that takes no batch of this size, or too much memory: there is the usual way
             return None
-        if len(seen) < len(rows.layers) or values.shape != (n * width, width):
-            return None
-        chosen = torch.eye(width, dtype=values.dtype, device=values.device).repeat(n, 1)
-        outputs = [output for _, output in seen.values()]
-        found = torch.autograd.grad(values, outputs, chosen, allow_unused=True, materialize_grads=True)
     pieces: list[Piece] = []
     for layer, (inputs, _), gradient in zip(rows.layers, seen.values(), found, strict=True):
         pieces += layer.pieces(inputs[::width], gradient.unflatten(0, (n, width)))
