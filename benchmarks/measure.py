@@ -53,6 +53,17 @@ def median_seconds(call: Callable[[], Any], device: torch.device, repeats: int) 
     return statistics.median(times)
 
 
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute in one thread for the time of a ``with`` block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
     """Return the slope of log seconds over log sizes: 1 is linear growth, 0 is none."""
     if len(set(sizes)) < 2 or min(*sizes, *seconds) <= 0:

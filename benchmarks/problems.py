@@ -183,6 +183,49 @@ def resnet20(folder: Path | None) -> tuple[nn.Module, bool]:
     return model.eval(), True
 
 
+class _Basic(nn.Module):
+    """Two convolutions and a shortcut, by a convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the block."""
+        return (self.bn2(self.conv2(self.bn1(self.conv1(x)).relu())) + self.shortcut(x)).relu()
+
+
+class _ResNet18(nn.Module):
+    """The residual network of 18 layers for ImageNet of He et al. (2015)."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(64), nn.ReLU(),
+            nn.MaxPool2d(3, stride=2, padding=1),
+        )  # fmt: skip
+        widths = [(64, 64), (64, 128), (128, 256), (256, 512)]
+        self.stages = nn.Sequential(
+            *(nn.Sequential(_Basic(a, b, 1 if a == b else 2), _Basic(b, b, 1)) for a, b in widths)
+        )
+        self.fc = nn.Linear(512, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        return self.fc(self.stages(self.stem(x)).mean((2, 3)))
+
+
+def resnet18(outputs: int = 10) -> nn.Module:
+    """Return ResNet-18 with random weights."""
+    return _ResNet18(outputs).eval()
+
+
 class _Logits(nn.Module):
     """A network of ``transformers`` that answers with logits alone."""
 
@@ -207,6 +250,20 @@ def swin(image: int, embed: int, depths: tuple[int, ...], heads: tuple[int, ...]
         num_labels=1000,
     )  # fmt: skip
     return _Logits(SwinForImageClassification(config)).eval()
+
+
+def bert(hidden: int, *, words: int, tokens: int, outputs: int) -> nn.Module:
+    """Return a BERT of two layers with random weights, for sentences of so many tokens; nothing is downloaded."""
+    try:
+        from transformers import BertConfig, BertForSequenceClassification
+    except ImportError as error:
+        msg = "BERT needs transformers: pip install transformers (and no torchvision made for another torch)."
+        raise Skipped(msg) from error
+    config = BertConfig(
+        vocab_size=words, hidden_size=hidden, num_hidden_layers=2, num_attention_heads=4, intermediate_size=2 * hidden,
+        max_position_embeddings=tokens, num_labels=outputs,
+    )  # fmt: skip
+    return _Logits(BertForSequenceClassification(config)).eval()
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

@@ -115,6 +115,15 @@ def test_time_to_residual_falls_back_on_digits_and_says_when_a_ratio_is_a_lower_
     assert "lower bound" in record["notes"][1]
 
 
+def test_latency_is_judged_by_three_passes_and_two_milliseconds() -> None:
+    overrides = {"networks": "batchnorm_cnn"}
+    record = runner.run_case("latency", size="small", device=CPU, data=None, seed=0, overrides=overrides)
+    (row,) = record["rows"]
+    assert row["bound_ms"] == pytest.approx(3 * row["forward_ms"] + 2)
+    assert row["holds"] == (max(row["predict_ms"], row["ood_score_ms"]) <= row["bound_ms"])
+    assert record["ratios"]["predict/bound, batchnorm_cnn"] == pytest.approx(row["predict_ms"] / row["bound_ms"])
+
+
 def test_memory_of_a_fit_is_measured_where_the_system_tells_it() -> None:
     if measure.resident_bytes("VmHWM") is None:
         pytest.skip("this system does not tell")

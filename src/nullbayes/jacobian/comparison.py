@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import map_leaves, take_examples
+from nullbayes.jacobian.leaves import Leaves
 from nullbayes.jacobian.network import Network
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import Piece
@@ -34,13 +35,25 @@ class Plain:
         The chunk.
     start, stop : int
         Which of its examples to look at.
+    leaves : Leaves, optional
+        Evaluates the function at the trained parameters in a cheaper way, where it is the outputs.
     """
 
-    def __init__(self, network: Network, function: RowFunction, x: Any, y: Tensor, start: int, stop: int) -> None:
+    def __init__(
+        self,
+        network: Network,
+        function: RowFunction,
+        x: Any,
+        y: Tensor,
+        start: int,
+        stop: int,
+        leaves: Leaves | None = None,
+    ) -> None:
         self.network, self.function = network, function
         self._x, self._y = take_examples(x, start, stop), y[start:stop]
         self._examples = slice(start, stop)
-        self.values, self._combined = self._at(network.theta)  # (n, O), (P,)
+        found = self._at(network.theta) if leaves is None else self._at_leaves(leaves)
+        self.values, self._combined = found  # (n, O), (P,)
 
     def agrees(self, values: Tensor, pieces: list[Piece], tolerance: float) -> bool:  # (n, O) of the whole chunk
         """Return whether the values and the rows of the chunk are those of plain differentiation."""
@@ -78,10 +91,13 @@ class Plain:
         with recording():
             theta = parameters.clone().requires_grad_()
             values = self.function(theta, *map_leaves(ordinary, (self._x, self._y)))
-            if not values.requires_grad:
-                msg = "What rows are to be formed of does not depend on the parameters: look at the loss."
-                raise ModelError(msg)
-            return values.detach(), gradients((values * _weights(values)).sum(), [theta])[0]
+            return values.detach(), _combination(values, [theta])[0]
+
+    def _at_leaves(self, leaves: Leaves) -> tuple[Tensor, Tensor]:  # (n, O), (P,)
+        with recording():
+            values = leaves.outputs(map_leaves(ordinary, self._x)).flatten(1)
+            parts = _combination(values, list(leaves.tensors))
+            return values.detach(), torch.cat([part.reshape(-1) for part in parts])
 
     def _rounded(self) -> Tensor:
         """Return the parameters, each changed as much as rounding may."""
@@ -108,6 +124,14 @@ def gradients(value: Tensor, tensors: list[Tensor]) -> list[Tensor]:
         return [torch.zeros_like(tensor) for tensor in tensors]
     found = torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True, materialize_grads=True)
     return list(found)
+
+
+def _combination(values: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """Differentiate the random combination of some values."""
+    if not values.requires_grad:
+        msg = "What rows are to be formed of does not depend on the parameters: look at the loss."
+        raise ModelError(msg)
+    return gradients((values * _weights(values)).sum(), tensors)
 
 
 def _weights(values: Tensor) -> Tensor:

@@ -74,6 +74,7 @@ class LayerRows:
         self.working_bytes = _WORKING_BYTES.get(network.device.type, 2**28)
         self._vmap = self._one_for_all = self._batched = self._shared = True  # until it is seen to fail
         self._turns = 0
+        self._owned = sum(parameter.numel() for parameter in network.module.parameters())
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
         try:
             seen = self._capture(find_layers(network), few, y)
@@ -92,6 +93,7 @@ class LayerRows:
         self.function, self.width = function, narrow.outputs  # O
         self.example_pieces = [piece.outline(self.width) for piece in made]
         formed = formed if self.layers else {}
+        self.operations = self._count_operations(seen)
         self.example_bytes = self._count_bytes(seen, formed, self._count_saved(few, y) if self.rest else 0)
 
     @property
@@ -111,6 +113,12 @@ class LayerRows:
     def fits(self) -> bool:
         """Whether the rows of an example can be formed in the memory that is meant for it."""
         return self.example_bytes <= self.working_bytes
+
+    @property
+    def whole(self) -> bool:
+        """Whether the rows go by layers, and these are all that the network has of parameters."""
+        owned = sum(parameter.numel() for layer in self.layers for parameter in layer.module.parameters())
+        return bool(self.layers) and not self.rest and owned == self._owned
 
     def pieces(self, x: Any, y: Tensor) -> list[Piece]:
         """Form the rows of some examples."""
@@ -280,6 +288,14 @@ class LayerRows:
             numbers = max(numbers, saved / n + copies * columns)
         return max(1, math.ceil(numbers * self.network.dtype.itemsize))
 
+    def _count_operations(self, seen: Captured) -> int:
+        """Estimate the products of numbers that a forward pass of an example takes in its layers."""
+        total = 0
+        for layer in self.layers:
+            parameter = layer.module.get_parameter(next(iter(layer.columns)))
+            total += seen.layers[layer.name][1].numel() * parameter[0].numel()
+        return total // seen.values.numel()
+
     def _count_saved(self, x: Any, y: Tensor) -> int:
         """Count the numbers that differentiation holds between its passes, beside the parameters."""
         held: dict[int, int] = {}
@@ -297,25 +313,37 @@ class LayerRows:
     @full_precision()
     def _capture(self, layers: tuple[Layer, ...], x: Any, y: Tensor) -> Captured:
         """Run forward and backward, and keep what the layers saw that were called once, with examples first."""
+
+        def evaluate() -> Tensor:
+            theta = self.network.theta.clone().requires_grad_()
+            return self.function(theta, *map_leaves(ordinary, (x, y)))
+
+        values, once = self.watch(layers, len(y), evaluate)
+        gradients = self._backward(values, [output for _, output in once.values()])
+        kept = {name: (inputs, g) for (name, (inputs, _)), g in zip(once.items(), gradients, strict=True)}
+        return Captured(values.detach(), kept)
+
+    def watch(
+        self, layers: tuple[Layer, ...], n: int, evaluate: Callable[[], Tensor]
+    ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
+        """Return the values (n, O), and inputs and outputs of the layers that were called once, with examples first."""
         calls: dict[str, list[tuple[Tensor, Tensor]]] = {layer.name: [] for layer in layers}
 
-        def watch(name: str) -> Any:
+        def watcher(name: str) -> Any:
             def hook(_module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor], output: Tensor) -> Tensor:
                 inputs = (args[0] if args else kwargs["input"]).detach()
                 if self._shared and len(inputs) == len(output) == 1:  # as of positions: each example has a share
-                    inputs = inputs.expand(len(y), *inputs.shape[1:])
-                    output = output.expand(len(y), *output.shape[1:])
+                    inputs = inputs.expand(n, *inputs.shape[1:])
+                    output = output.expand(n, *output.shape[1:])
                 calls[name].append((inputs, output))
                 return output.clone()  # what follows may change its input in place
 
             return hook
 
         with recording(), self.network.lock:
-            handles = [layer.module.register_forward_hook(watch(layer.name), with_kwargs=True) for layer in layers]
+            handles = [layer.module.register_forward_hook(watcher(layer.name), with_kwargs=True) for layer in layers]
             try:
-                theta = self.network.theta.clone().requires_grad_()
-                x, y = map_leaves(ordinary, (x, y))
-                values = self.function(theta, x, y)  # (n, O)
+                values = evaluate()
             finally:
                 for handle in handles:
                     handle.remove()
@@ -324,9 +352,7 @@ class LayerRows:
             for name, called in calls.items()
             if len(called) == 1 and called[0][1].requires_grad and len(called[0][0]) == len(called[0][1]) == len(values)
         }
-        gradients = self._backward(values, [output for _, output in once.values()])
-        kept = {name: (inputs, g) for (name, (inputs, _)), g in zip(once.items(), gradients, strict=True)}
-        return Captured(values.detach(), kept)
+        return values, once
 
     def _backward(self, values: Tensor, outputs: list[Tensor]) -> list[Tensor]:
         """Return the derivatives (n, O, ...) of every value with respect to what the layers put out."""

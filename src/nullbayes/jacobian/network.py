@@ -107,12 +107,17 @@ class Network:
 
     def __call__(self, flat: Tensor, x: Any) -> Tensor:  # (P,) -> (n, ...)
         """Evaluate the network at the given parameters; outputs are (n, O), or what else the model puts out."""
+        outputs = self.evaluate(x, lambda *inputs: functional_call(self.module, self.unflatten(flat), *inputs))
+        return outputs.to(flat.dtype)  # a model may go on in another precision
+
+    def evaluate(self, x: Any, run: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Tensor:  # (n, ...)
+        """Return the outputs of a call of the module, ``run(args, kwargs)``, or say what is wrong with them."""
         args, kwargs = arguments(map_leaves(_widened if self.widened else torch.clone, x))  # who writes into it, may
         with self.lock, contextlib.ExitStack() as stack:
             for switch in self._switches:
                 stack.enter_context(switch())
             try:
-                returned = functional_call(self.module, self.unflatten(flat), args, kwargs)
+                returned = run(args, kwargs)
             except Exception as error:
                 if not isinstance(error, NullBayesError) and not is_out_of_memory(error):
                     self._compare_with_training("failed on", x, error)
@@ -124,7 +129,6 @@ class Network:
             raise ModelError(msg)
         if len(outputs) != (n := n_examples(x)):
             self._compare_with_training(f"gave {len(outputs)} answers to {n}", x)
-        outputs = outputs.to(flat.dtype)  # a model may go on in another precision
         return outputs[:, None] if outputs.ndim == 1 else outputs
 
     def _compare_with_training(self, what: str, x: Any, error: Exception | None = None) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from nullbayes.jacobian.batches import leaves, n_examples, take_examples
+from nullbayes.jacobian.few import form_few
 from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network
@@ -117,7 +118,8 @@ def _layer_rows(network: Network, x: Any) -> LayerRows:
 
 def _block(network: Network, rows: LayerRows, x: Any) -> tuple[Tensor, HeldBlock]:
     """Return the outputs (n, O) for some inputs, and their rows."""
-    values, pieces = rows.checked(x, _no_targets(x), few=_COMPARED)
+    y = _no_targets(x)
+    values, pieces = form_few(rows, x, y) or rows.checked(x, y, few=_COMPARED)
     return values, HeldBlock(tuple(pieces), values.numel(), network.n_parameters, rows.width, network.theta)
 
 

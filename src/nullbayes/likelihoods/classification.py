@@ -15,6 +15,7 @@ _NO_PROBABILITIES = (
     "Floating-point targets of shape {} are no class probabilities for {} classes: pass integer labels, "
     'or use likelihood="regression" or "multilabel".'
 )
+_AT_ONCE = 2**14  # outputs times samples: fewer are no matter of memory
 
 
 @dataclass(frozen=True)
@@ -129,8 +130,12 @@ class Classification(Likelihood):
 
     def link_variance(self, outputs: Tensor, changes: Tensor) -> Tensor:
         """Return the variance of each logit's distance to the logit of the predicted class."""
-        dim = self._classes
-        top, total = outputs.argmax(dim, keepdim=True), torch.zeros_like(outputs)
+        dim = self._classes - outputs.ndim if self._classes >= 0 else self._classes
+        top = outputs.argmax(dim, keepdim=True)
+        if changes.numel() <= _AT_ONCE:
+            apart = changes - changes.gather(dim, top.expand(len(changes), *top.shape))
+            return apart.square().sum(0) / (len(changes) - 1)
+        total = torch.zeros_like(outputs)
         for change in changes:  # one sample at a time: there may be many outputs
             total += (change - change.gather(dim, top)).square()
         return total / (len(changes) - 1)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nullbayes.precision import tensor_float32
 
+_FEW = 4  # examples
 _TILE_ROWS = {"cpu": 1000, "cuda": 4096}  # of a Gram matrix: enough for full speed
 
 
@@ -126,7 +127,10 @@ class DensePiece(Piece):
 
     def add_mv(self, vectors: Tensor, result: Tensor) -> None:
         """Add ``vectors @ B.T``."""
-        result.addmm_(vectors[:, _columns(self)], self.matrix.T)
+        if len(self.matrix) < len(vectors):  # what is narrow goes first: the other order takes half as long again
+            result.T.addmm_(self.matrix, vectors[:, _columns(self)].T)
+        else:
+            result.addmm_(vectors[:, _columns(self)], self.matrix.T)
 
     def add_rmv(self, vectors: Tensor, result: Tensor) -> None:
         """Add ``vectors @ B``."""
@@ -277,8 +281,12 @@ class OuterPiece(Piece):
         n, _, out = self.gradients.shape
         fan_in, samples = self.activations.shape[1], len(vectors)
         if self.weight is not None:
-            weights = vectors[:, self.weight : self.weight + out * fan_in].reshape(samples * out, fan_in)
-            layer = (self.activations @ weights.T).view(n, samples, out)
+            weights = vectors[:, self.weight : self.weight + out * fan_in]
+            if n <= _FEW:  # the copy below would take longer than the product
+                each = weights.unflatten(1, (out, fan_in)).mT
+                layer = torch.bmm(self.activations.expand(samples, n, fan_in), each).transpose(0, 1)
+            else:
+                layer = (self.activations @ weights.reshape(samples * out, fan_in).T).view(n, samples, out)
             del weights
         else:
             layer = vectors.new_zeros(n, samples, out)

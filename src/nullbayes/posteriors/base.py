@@ -99,12 +99,16 @@ class SamplePosterior(Scaled, Copied):
         return len(self.directions)
 
     def _deviations(self, n_samples: int | None = None) -> Tensor:  # (S, P)
+        deviations: Tensor = self._first(n_samples) / self.prior_precision**0.5
+        return deviations
+
+    def _first(self, n_samples: int | None = None) -> Tensor:  # (S, P)
+        """Return the directions of the first samples, or of all."""
         if n_samples is not None and not 1 <= whole(n_samples) <= self.n_samples:
             more = "; extend() draws more" if hasattr(self, "extend") else ""
             msg = f"n_samples must be between {self._fewest} and {self.n_samples}, not {n_samples}{more}."
             raise SettingsError(msg)
-        deviations: Tensor = self.directions[:n_samples] / self.prior_precision**0.5
-        return deviations
+        return self.directions[:n_samples]
 
     def sample(self, n: int | None = None) -> dict[str, Tensor]:
         """Return the parameters of the first ``n`` samples by name, stacked: (n, *shape) each."""
@@ -182,7 +186,8 @@ class SamplePosterior(Scaled, Copied):
             self._network,
             self._likelihood,
             x,
-            self._deviations(n_samples),
+            self._first(n_samples),
+            root=self.prior_precision**0.5,
             pred_type=pred_type,
             link=link_approx,
             batch_fn=self._batch_fn,

@@ -41,14 +41,19 @@ LINKS = ("margin", "probit", "bridge", "mc")
 _EXAMPLES_TIMES_SAMPLES = {"cpu": 8192, "cuda": 2**18}  # in memory at a time
 
 
-def sample_outputs(network: Network, x: Any, deviations: Tensor, pred_type: str) -> tuple[Tensor, Tensor]:
-    """Return the mean outputs (n, ...) on one batch of inputs, and how far each sample is from them, (S, n, ...)."""
+def sample_outputs(
+    network: Network, x: Any, directions: Tensor, pred_type: str, root: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """Return the mean outputs (n, ...) on one batch of inputs, and how far each sample is from them, (S, n, ...).
+
+    Directions are divided by ``root``; for linearized predictions their few products are, not their many numbers.
+    """
     if pred_type == "linearized":
-        outputs, change = linearized(network, x, deviations)
-        return outputs, centred(change)
+        outputs, change = linearized(network, x, directions)
+        return outputs, centred(change / root)
     if pred_type == "sampled":
         with torch.no_grad():
-            samples = torch.stack([network(network.theta + deviation, x) for deviation in deviations])
+            samples = torch.stack([network(network.theta + direction / root, x) for direction in directions])
         return samples.mean(0), samples - samples.mean(0)
     msg = f"pred_type must be one of {', '.join(PRED_TYPES)}, not {pred_type!r}."
     raise SettingsError(msg)
@@ -93,17 +98,18 @@ def predict(
     network: Network,
     likelihood: Likelihood,
     x: Any,
-    deviations: Tensor,
+    directions: Tensor,
     *,
+    root: float = 1.0,
     pred_type: str = "linearized",
     link: str | None = None,
     batch_fn: BatchFn | None = None,
     mask: Mask = None,
 ) -> Prediction:
-    """Predict for inputs or a loader of them."""
+    """Predict for inputs or a loader of them, with samples at the directions divided by ``root``."""
     means, changes, masks = [], [], Masks(likelihood, mask)
-    for piece in stream(x, network, batch_fn, len(deviations)):
-        mean, change = _in_halves(network, piece, deviations, pred_type)
+    for piece in stream(x, network, batch_fn, len(directions)):
+        mean, change = _in_halves(network, piece, directions, pred_type, root)
         masks.look(piece, mean)
         means.append(mean)
         changes.append(change)
@@ -126,17 +132,17 @@ def default_link(pred_type: str) -> str:
     return "margin" if pred_type == "linearized" else "mc"
 
 
-def _in_halves(network: Network, x: Any, deviations: Tensor, pred_type: str) -> tuple[Tensor, Tensor]:
+def _in_halves(network: Network, x: Any, directions: Tensor, pred_type: str, root: float) -> tuple[Tensor, Tensor]:
     """Return what :func:`sample_outputs` does, for half of the inputs at a time where memory runs out."""
     size = n_examples(x)
     try:
-        return sample_outputs(network, x, deviations, pred_type)
+        return sample_outputs(network, x, directions, pred_type, root)
     except (RuntimeError, MemoryError) as error:
         if size == 1 or not is_out_of_memory(error):
             raise
     give_back()
     halves = (take_examples(x, 0, size // 2), take_examples(x, size // 2, size))
-    (first, a), (second, b) = (_in_halves(network, half, deviations, pred_type) for half in halves)
+    (first, a), (second, b) = (_in_halves(network, half, directions, pred_type, root) for half in halves)
     return torch.cat([first, second]), torch.cat([a, b], dim=1)
 
 

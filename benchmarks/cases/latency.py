@@ -1,0 +1,95 @@
+"""One input takes at most three plain forward passes and two milliseconds, with 30 samples.
+
+``predict`` and ``ood_score`` for one input at a time against forward passes of the network on the same input, without
+gradients. Both sides are called in turns, in one thread; the times are medians. The networks are as they begin: no time
+here depends on what they have learned. Fits are not timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.frame import Settings, Skipped, result
+from benchmarks.measure import Clock, one_thread, seeded
+from benchmarks.problems import KINDS, batchnorm_cnn, bert, lenet, resnet18
+
+SMALL = {
+    "networks": ("lenet", "batchnorm_cnn", "bert", "resnet18"), "n": 4, "samples": 4, "hidden": 8, "image": 32,
+    "repeats": 2, "tolerance": 0.05,
+}  # fmt: skip
+FULL = {
+    "networks": ("lenet", "batchnorm_cnn", "bert", "resnet18"), "n": 40, "samples": 30, "hidden": 64, "image": 64,
+    "repeats": 200, "tolerance": 1e-2,
+}  # fmt: skip
+PASSES, SECONDS = 3.0, 2e-3  # what the claim promises
+_WORDS, _TOKENS = 1000, 20
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Time predictions for one input at a time."""
+    rows: list[dict[str, Any]] = []
+    notes = ["one thread; medians of calls in turns; bound = 3 forward passes + 2 ms"]
+    with one_thread():
+        for name in settings.options.networks:
+            try:
+                rows.append(_measure(settings, name))
+            except Skipped as reason:
+                notes.append(f"{name} is left out. {reason}")
+    ratios = {f"predict/bound, {row['network']}": row["predict_ms"] / row["bound_ms"] for row in rows}
+    return result(rows, ratios, holds=all(row["holds"] for row in rows) if rows else None, notes=notes)
+
+
+def _measure(settings: Settings, name: str) -> dict[str, Any]:
+    """Return the times of one network."""
+    o, device = settings.options, settings.device
+    build, x, classes, parameters = _problem(settings, name)
+    y = torch.randint(classes, (o.n,), generator=settings.generator()).to(device)
+    with seeded(settings.seed):
+        model = build().to(device).eval()
+    posterior = KINDS["output"][0](model, prior_precision=1.0, parameters=parameters).fit(
+        [(x, y)], n_samples=o.samples, tolerance=o.tolerance, generator=settings.generator(), progress=False
+    )
+
+    @torch.no_grad()
+    def plain(one: Tensor) -> None:
+        model(one)
+
+    calls: dict[str, Callable[[Tensor], Any]] = {
+        "forward": plain, "predict": posterior.predict, "score": posterior.ood_score,
+    }  # fmt: skip
+    times: dict[str, list[float]] = {what: [] for what in calls}
+    for i in range(-2, o.repeats):  # what is found out once is no part of it
+        one = x[i % len(x)][None]
+        for what, call in calls.items():
+            with Clock(device) as clock:
+                call(one)
+            times[what] += [clock.seconds] * (i >= 0)
+    forward, predict, score = (statistics.median(seconds) for seconds in times.values())
+    bound = PASSES * forward + SECONDS
+    return {
+        "network": name,
+        "parameters": posterior.directions.shape[1],
+        "outputs": classes,
+        "forward_ms": 1e3 * forward,
+        "predict_ms": 1e3 * predict,
+        "ood_score_ms": 1e3 * score,
+        "bound_ms": 1e3 * bound,
+        "holds": max(predict, score) <= bound,
+    }
+
+
+def _problem(settings: Settings, name: str) -> tuple[Callable[[], nn.Module], Tensor, int, str | None]:
+    """Return how to build a network, inputs for it, the number of outputs, and which parameters vary."""
+    o = settings.options
+    if name == "bert":
+        tokens = torch.randint(_WORDS, (o.n, _TOKENS), generator=settings.generator()).to(settings.device)
+        return lambda: bert(o.hidden, words=_WORDS, tokens=_TOKENS, outputs=3), tokens, 3, None
+    if name == "resnet18":
+        return resnet18, settings.normal(o.n, 3, o.image, o.image), 10, "fc.*"
+    build, size = {"lenet": (lenet, 28), "batchnorm_cnn": (batchnorm_cnn, 8)}[name]
+    return build, settings.normal(o.n, 1, size, size), 10, None

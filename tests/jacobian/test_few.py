@@ -1,0 +1,140 @@
+"""Rows of few inputs: the same as the usual ones, and no answer where the shortcut does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nullbayes as nb
+from models import TiedWeights, jacobian
+from nullbayes.jacobian.few import form_few
+from nullbayes.jacobian.layers import LayerRows
+from nullbayes.jacobian.leaves import Leaves
+from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.products import linearized
+from nullbayes.linalg.held import HeldBlock
+
+
+class Wired(nn.Module):
+    """Two layers, and something done to what the first puts out, or to the answer."""
+
+    def __init__(self, outputs: int, inside: Callable[[Tensor], Tensor], end: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, outputs)
+        self.inside, self.end = inside, end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.last(self.inside(self.first(x)).tanh()))
+
+
+def same(h: Tensor) -> Tensor:
+    return h
+
+
+def less_the_mean(h: Tensor) -> Tensor:
+    return h - h.mean(0) if len(h) > 3 else h
+
+
+def alone_only(h: Tensor) -> Tensor:
+    if len(h) > 3:
+        msg = "too many"
+        raise ValueError(msg)
+    return h
+
+
+def rows_of(model: nn.Module, x: Tensor) -> LayerRows:
+    network = Network(model)
+    return LayerRows(network, lambda flat, x, y: network(flat, x).flatten(1), x, torch.zeros(len(x)))
+
+
+def few(rows: LayerRows, x: Tensor) -> tuple[Tensor, Tensor] | None:
+    found = form_few(rows, x, torch.zeros(len(x)))
+    if found is None:
+        return None
+    values, pieces = found
+    network = rows.network
+    block = HeldBlock(tuple(pieces), values.numel(), network.n_parameters, rows.width, network.theta)
+    return values, block.dense().view(*values.shape, -1)
+
+
+def convolutional(outputs: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(48, outputs)
+    ).eval()
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 7])
+@pytest.mark.parametrize("n", [1, 3])
+def test_rows_of_few_inputs_are_those_of_plain_differentiation(outputs: int, n: int) -> None:
+    model, x = convolutional(outputs).double(), torch.randn(n, 1, 4, 4).double()
+    found = few(rows_of(model, x), x)
+    assert found is not None
+    torch.testing.assert_close(found[0], model(x).detach())
+    torch.testing.assert_close(found[1], jacobian(model, x))
+
+
+def test_parameter_with_two_names_is_exchanged_under_both() -> None:
+    model, x = TiedWeights(3).double(), torch.randn(1, 4).double()
+    found = few(rows_of(model, x), x)
+    assert found is not None
+    torch.testing.assert_close(found[1], jacobian(model, x))
+
+
+def test_copies_that_influence_each_other_give_no_answer() -> None:
+    model, x = Wired(6, less_the_mean, same), torch.randn(2, 4)
+    rows = rows_of(model, x)
+    assert few(rows, x) is None
+    changes = linearized(rows.network, x, torch.eye(rows.network.n_parameters))[1]
+    torch.testing.assert_close(changes.permute(1, 2, 0), jacobian(model, x))
+
+
+def test_network_that_takes_no_copies_is_asked_in_the_usual_way() -> None:
+    model, x = Wired(6, alone_only, same), torch.randn(2, 4)
+    rows = rows_of(model, x)
+    assert few(rows, x) is None
+    torch.testing.assert_close(linearized(rows.network, x, rows.network.theta[None])[0], model(x).detach())
+
+
+def test_values_that_are_others_when_asked_again_give_no_answer() -> None:
+    strange = False
+
+    def noisy(h: Tensor) -> Tensor:
+        return h + torch.rand(()) if strange else h
+
+    x = torch.randn(1, 4)
+    rows = rows_of(Wired(2, same, noisy), x)
+    assert few(rows, x) is not None
+    strange = True
+    assert few(rows, x) is None
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_module_has_its_own_parameters_back_after_a_call(fails: bool) -> None:
+    network = Network(Wired(2, same, same))
+    leaves = Leaves.of(network)
+    assert leaves is not None
+    before = list(network.module.parameters())
+    if fails:
+        with pytest.raises(RuntimeError):
+            leaves.outputs(torch.randn(1, 5))
+    else:
+        leaves.outputs(torch.randn(1, 4))
+    assert all(now is then for now, then in zip(network.module.parameters(), before, strict=True))
+
+
+def test_recurrent_networks_have_no_leaves() -> None:
+    assert Leaves.of(Network(nn.GRU(2, 3), output_fn=lambda returned: returned[0])) is None
+
+
+@pytest.mark.parametrize("outputs", [2, 8])
+def test_input_alone_is_predicted_as_among_others(outputs: int) -> None:
+    model, x = convolutional(outputs), torch.randn(50, 1, 4, 4)
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(
+        [(x[:10], torch.arange(10) % outputs)], n_samples=20, progress=False
+    )
+    together, alone = posterior.predict(x), posterior.predict(x[20:21])
+    torch.testing.assert_close(alone.mean[0], together.mean[20], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(alone.variance[0], together.variance[20], rtol=1e-3, atol=1e-4)
