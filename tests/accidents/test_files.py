@@ -131,13 +131,17 @@ FIELDS = (
     "kind", "parameters", "fingerprint", "prior_precision", "precision_rule", "kernel_dimension", "likelihood",
     "based", "report", "output_fn", "inputs",
     "hessian", "likelihood.name", "likelihood.class_dim", "likelihood.ignore_index", "likelihood.temperature",
+    "likelihood.some_ignored",
     *(f"report.{key}" for key in (
         "projector", "reason", "route", "n_data", "n_rows", "tolerance", "sweeps", "residual", "converged", "traces",
         "rank", "output_std", "seed", "train_std", "train_loss_std", "peak_memory", "seconds", "notes", "data",
-        "promise",
+        "promise", "worst_ratio",
     )),
 )  # fmt: skip
-MAY_BE_NONE = ("likelihood.class_dim", "report.rank", "report.peak_memory", "report.promise", "report.train_loss_std")
+MAY_BE_NONE = (
+    "likelihood.class_dim",
+    *(f"report.{key}" for key in ("rank", "peak_memory", "promise", "train_loss_std", "worst_ratio")),
+)
 
 
 def place(header: dict[str, Any], field: str) -> tuple[dict[str, Any], str]:

@@ -17,7 +17,7 @@ import nullbayes as nb
 from files import X_NEW, fit, rewritten
 from models import MLP
 from nullbayes import io
-from nullbayes.errors import FileError
+from nullbayes.errors import FileError, InputError
 
 many = settings(
     max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -29,7 +29,10 @@ def predicts_or_is_refused(path: Path) -> bool:
         posterior = nb.load(path, MLP.build())
     except FileError:
         return False
-    assert posterior.predict(X_NEW).mean.shape == (4, 3)
+    try:
+        assert posterior.predict(X_NEW).mean.shape == (4, 3)
+    except InputError:  # a file may be made to say that the network had other inputs
+        return False
     assert str(posterior.report)
     return True
 

@@ -134,7 +134,7 @@ def test_the_report_counts_and_measures(method: Method) -> None:
     report = method.fit().report
     assert report.n_data == 5
     assert report.seconds["data"] >= 0
-    assert report.peak_memory is None or report.peak_memory > 2**10
+    assert report.peak_memory is None or report.peak_memory >= 0
     json.dumps(report.to_dict())
     assert "parameters" in str(report)
     if method in BASELINES:

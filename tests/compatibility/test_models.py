@@ -180,7 +180,7 @@ def test_scores_files_and_the_model_itself(case: Case, kind: type, tmp_path: Pat
     before = portrait(model)
     posterior, x = fit(case, kind, model), case.data(3, 2)[0]
     for score in ("max_variance", "sum_variance"):
-        found = posterior.ood_score(x, score)
+        found = posterior.ood_score(x, score, mask="all")
         assert found.shape == (3,)
         assert (found > 0).all()
     posterior.save(tmp_path / "file")

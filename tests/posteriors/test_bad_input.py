@@ -91,7 +91,7 @@ CALLS_REFUSED = {
     "pred_type": (lambda p: p.predict(X, pred_type="glm"), SettingsError, "linearized, sampled, not 'glm'"),
     "kind": (lambda p: p.ood_score(X, "variance"), SettingsError, "max_variance, sum_variance.*not 'variance'"),
     "method": (lambda p: p.optimize_prior_precision(DATA, "guess"), SettingsError, "marglik, closed_form, not 'guess'"),
-    "too many samples": (lambda p: p.predict(X, n_samples=5), SettingsError, r"between 1 and 4, not 5; extend\(\)"),
+    "too many samples": (lambda p: p.predict(X, n_samples=5), SettingsError, r"between 2 and 4, not 5; extend\(\)"),
     "no samples": (lambda p: p.predict(X, n_samples=0), SettingsError, "n_samples must be"),
     "one sample": (lambda p: p.predict(X, n_samples=1), SettingsError, "at least 2 to speak of a variance"),
     "too many drawn": (lambda p: p.sample(5), SettingsError, "between 1 and 4"),
@@ -103,12 +103,12 @@ CALLS_REFUSED = {
     "no such sample": (lambda p: p.sampled_parameters(4).__enter__(), SettingsError, "no sample 4: there are 4"),
     "NaN inputs": (lambda p: p.predict(X * torch.nan), DataError, "NaN or Inf"),
     "NaN in a loader": (lambda p: p.predict([X, X / 0]), DataError, "NaN or Inf"),
-    "no inputs": (lambda p: p.predict(3.0), DataError, "a tensor, a tuple, a mapping or a loader.*not float"),
+    "no inputs": (lambda p: p.predict(3.0), DataError, "a tensor, an array, a tuple, a mapping or a loader.*not float"),
     "empty loader": (lambda p: p.predict([]), DataError, "yields no batch"),
     "no examples": (lambda p: p.predict(X[:0]), DataError, "nothing to predict"),
     "empty loader, exact": (lambda p: p.functional_variance([], exact=True), DataError, "yields no batch"),
-    "shuffled check": (
-        lambda p: p.check_fit(DataLoader(TensorDataset(X, Y), shuffle=True)), DataError, "shuffle=False",
+    "shuffled inputs": (
+        lambda p: p.predict(DataLoader(TensorDataset(X, Y), shuffle=True)), DataError, "shuffle=False",
     ),
     "nothing to check": (lambda p: p.check_fit([(X, Y * 0 - 100)]), DataError, "nothing to compare predictions with"),
     "nothing to tune by": (

@@ -56,9 +56,6 @@ def _open(
     network.check_examples(few)
     check_derivatives(network, few)
     chosen = resolve(likelihood)
-    chosen.check(answers, few_targets)
-    check_ending(network, chosen, few)
-    check_labels(network, chosen, few, few_targets, answers)
     outputs, targets, n_counted = [], [], 0
     for start, stop in examples.ranges(_OPENED.get(network.device.type, 64)):
         x, y = examples.read(start, stop)
@@ -71,6 +68,8 @@ def _open(
     if n_counted == 0 and not examples.partial:
         msg = "Every target is one to be ignored (ignore_index): there is nothing to project on."
         raise DataError(msg)
+    check_ending(network, chosen, few)
+    check_labels(network, chosen, few, few_targets, answers)
     whole = torch.cat(outputs), torch.cat(targets)
     if not examples.partial:
         check_values(chosen, *whole)

@@ -66,7 +66,7 @@ def check_values(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> No
         )
         warnings.warn(message, NullBayesWarning, stacklevel=2)
     size = float(outputs.double().square().mean().sqrt())
-    if len(outputs) > 1 and float((outputs - outputs[:1]).abs().max()) <= _SAME * size:
+    if len(outputs) >= _ENOUGH and float((outputs - outputs[:1]).abs().max()) <= _SAME * size:
         message = (
             f"The network gives the same outputs for all {len(outputs):,} training examples: it is dead, or was not "
             "trained, and a posterior of it cannot tell inputs apart."

@@ -153,7 +153,7 @@ class Network:
         now = described(x)
         if self.trained_on and not same_form(now, self.trained_on):
             msg = (
-                f"The inputs are {now}; in training the network had {self.trained_on} (n examples). Pass all of its "
+                f"The network is given {now}; in training it had {self.trained_on} (n examples). Pass all of its "
                 "inputs, in that form: several as a tuple (a, b), named ones as a mapping."
             )
             raise InputError(msg)

@@ -98,21 +98,21 @@ class SamplePosterior(Scaled, Copied):
         """The number of samples."""
         return len(self.directions)
 
-    def _deviations(self, n_samples: int | None = None) -> Tensor:  # (S, P)
-        deviations: Tensor = self._first(n_samples) / self.prior_precision**0.5
+    def _deviations(self, n_samples: int | None = None, least: int | None = None) -> Tensor:  # (S, P)
+        deviations: Tensor = self._first(n_samples, least) / self.prior_precision**0.5
         return deviations
 
-    def _first(self, n_samples: int | None = None) -> Tensor:  # (S, P)
+    def _first(self, n_samples: int | None = None, least: int | None = None) -> Tensor:  # (S, P)
         """Return the directions of the first samples, or of all."""
         if n_samples is not None and not 1 <= whole(n_samples) <= self.n_samples:
             more = "; extend() draws more" if hasattr(self, "extend") else ""
-            msg = f"n_samples must be between {self._fewest} and {self.n_samples}, not {n_samples}{more}."
+            msg = f"n_samples must be between {least or self._fewest} and {self.n_samples}, not {n_samples}{more}."
             raise SettingsError(msg)
         return self.directions[:n_samples]
 
     def sample(self, n: int | None = None) -> dict[str, Tensor]:
         """Return the parameters of the first ``n`` samples by name, stacked: (n, *shape) each."""
-        return self._network.unflatten(self._network.theta + self._deviations(n))
+        return self._network.unflatten(self._network.theta + self._deviations(n, least=1))
 
     @contextlib.contextmanager
     def sampled_parameters(self, i: int) -> Iterator[nn.Module]:
