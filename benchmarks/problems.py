@@ -122,6 +122,15 @@ def batchnorm_cnn() -> nn.Module:
     )  # fmt: skip
 
 
+def color_cnn() -> nn.Module:
+    """Return a small convolutional network for 32 by 32 images with three colors, with batch normalization."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(2048, 10),
+    )  # fmt: skip
+
+
 def mlp(inputs: int, width: int, outputs: int = 10) -> nn.Module:
     """Return a network of one hidden layer."""
     return nn.Sequential(nn.Flatten(), nn.Linear(inputs, width), nn.Tanh(), nn.Linear(width, outputs))
@@ -264,6 +273,19 @@ def bert(hidden: int, *, words: int, tokens: int, outputs: int) -> nn.Module:
         max_position_embeddings=tokens, num_labels=outputs,
     )  # fmt: skip
     return _Logits(BertForSequenceClassification(config)).eval()
+
+
+def distilbert(*, words: int, outputs: int) -> nn.Module:
+    """Return a tiny DistilBERT with random weights; nothing is downloaded."""
+    try:
+        from transformers import DistilBertConfig, DistilBertForSequenceClassification
+    except ImportError as error:
+        msg = "DistilBERT needs transformers: pip install transformers (and no torchvision made for another torch)."
+        raise Skipped(msg) from error
+    config = DistilBertConfig(
+        vocab_size=words, dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=32, num_labels=outputs
+    )
+    return _Logits(DistilBertForSequenceClassification(config)).eval()
 
 
 # --- both -------------------------------------------------------------------------------------------------------------

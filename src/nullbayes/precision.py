@@ -36,6 +36,7 @@ _REDUCED = (
 )
 _lock = threading.RLock()
 _users: list[contextlib.ExitStack] = []  # the first of them holds the switches, which are the whole process's
+_here = threading.local()  # whether this thread is inside of a block, which then need not be entered again
 _relaxed: list[str] = []  # what was allowed inside of them
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu")
 
@@ -56,6 +57,9 @@ def full_precision() -> Iterator[None]:
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
     torch.float32
     """
+    if getattr(_here, "inside", False) and not _relaxed and not any(map(torch.is_autocast_enabled, _AUTOCAST)):
+        yield
+        return
     with _lock:
         switches, again = _users[0] if _users else contextlib.ExitStack(), contextlib.ExitStack()
         if not _users or _relaxed:
@@ -68,8 +72,10 @@ def full_precision() -> Iterator[None]:
             for device in _AUTOCAST:
                 if torch.is_autocast_enabled(device):
                     stack.enter_context(torch.autocast(device, enabled=False))
+            _here.inside = True
             yield
     finally:
+        _here.inside = False
         with _lock:
             again.close()
             _users.pop()

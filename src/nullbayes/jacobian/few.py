@@ -1,15 +1,15 @@
 r"""Rows of few inputs, where the time goes into calls rather than into numbers.
 
-Two ways, for what a small network does with one input or a handful of them:
+Three ways, for what a small network does with one input or a handful of them:
 
-- *By output*: one input with few outputs has few rows, and each is a backward pass by plain differentiation. There is
-  nothing to compare the rows with: they are what others are compared with. The values are compared with another pass.
+- *By output*: one input with few outputs has few rows, and each is a backward pass by plain differentiation.
+- *At once*: the same passes, mapped over the outputs; for one input, as long as its rows have few entries.
 - *By copies*: every input is repeated once for each output :math:`o`, and one backward pass of
-  :math:`\sum_{i,o} f_o(x_{i,o})` over all copies gives what would take a pass for each output. Copies that influence
-  each other, or layers that are not what they seem, show where the rows are compared with plain differentiation of the
-  inputs themselves.
+  :math:`\sum_{i,o} f_o(x_{i,o})` over all copies gives what would take a pass for each output.
 
-Where something differs there is no answer, and the caller takes its usual way.
+The rows of the first inputs, and of one in sixteen later on, are compared with plain differentiation of the inputs
+themselves. Copies that influence each other, or layers that are not what they seem, show there. Where something
+differs there is no answer, and the caller takes its usual way.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 
 from nullbayes.jacobian.batches import map_leaves, n_examples
 from nullbayes.jacobian.comparison import CHUNK_TOLERANCE, Plain, gradients, ordinary, recording
@@ -26,44 +27,67 @@ from nullbayes.jacobian.leaves import Leaves
 from nullbayes.linalg.pieces import DensePiece, Piece
 from nullbayes.precision import full_precision
 
-_OUTPUTS = 4  # as many backward passes take no longer than copies and a comparison
+_OUTPUTS = 4  # as many backward passes take no longer than copies
 _ENTRIES = 2**21  # of the rows that are formed by output, whole
+_AT_ONCE = 400_000  # of those that are formed at once: beyond, copies of layers' inputs are less to write
+_CONVOLUTIONS = 2**18  # operations of a forward pass up to which convolutions are mapped, too
 _COPIES = 64
 _OPERATIONS = 2**25  # of all copies in the forward pass: beyond, numbers take longer than calls
+_FIRST, _ONE_IN = 32, 16  # inputs that are compared: all of the first, then one in so many
 
 
 @full_precision()
 def form_few(rows: LayerRows, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]] | None:
     """Return the outputs (n, O) for few inputs, and their rows; None where the usual way is faster, or needed."""
-    leaves, n = Leaves.of(rows.network), n_examples(x)
+    leaves, n, entries = Leaves.of(rows.network), n_examples(x), rows.width * rows.network.n_parameters
     if leaves is None:
         return None
-    if n == 1 and rows.width <= _OUTPUTS and rows.width * rows.network.n_parameters <= _ENTRIES:
-        return _by_output(leaves, x)
-    if n * rows.width <= _COPIES and rows.whole and n * rows.width * rows.operations <= _OPERATIONS:
-        return _by_copies(rows, leaves, x, y)
-    return None
+    found = None
+    if n == 1 and rows.width > 1 and entries <= _AT_ONCE and rows.at_once and _maps_well(rows):
+        found = _at_once(rows, leaves, x)
+    elif n == 1 and rows.width <= _OUTPUTS and entries <= _ENTRIES:
+        found = _by_output(leaves, x)
+    elif n * rows.width <= _COPIES and rows.whole and n * rows.width * rows.operations <= _OPERATIONS:
+        found = _by_copies(rows, leaves, x, y)
+    if found is None or not rows.is_due(n, _FIRST, _ONE_IN):
+        return found
+    plain = Plain(rows.network, rows.function, x, y, 0, n, leaves)
+    return found if plain.agrees(*found, CHUNK_TOLERANCE) else None
+
+
+def _maps_well(rows: LayerRows) -> bool:
+    """Whether mapping over outputs is no slower than copies: convolutions become grouped ones, which are slow."""
+    return rows.operations <= _CONVOLUTIONS or not any(isinstance(layer.module, _ConvNd) for layer in rows.layers)
+
+
+def _at_once(rows: LayerRows, leaves: Leaves, x: Any) -> tuple[Tensor, list[Piece]] | None:
+    with recording():
+        values = leaves.outputs(map_leaves(ordinary, x)).flatten(1)
+        if not values.requires_grad:
+            return None
+        units = torch.eye(rows.width, dtype=values.dtype, device=values.device)
+        try:
+            found = torch.autograd.grad(
+                values[0], leaves.tensors, units, is_grads_batched=True, allow_unused=True, materialize_grads=True
+            )
+        except Exception:  # an operation whose derivative torch cannot map: there are other ways
+            rows.at_once = False
+            return None
+    return values.detach(), [DensePiece(torch.cat([part.reshape(rows.width, -1) for part in found], 1), 0)]
 
 
 def _by_output(leaves: Leaves, x: Any) -> tuple[Tensor, list[Piece]] | None:
     with recording():
-        x = map_leaves(ordinary, x)
-        values = leaves.outputs(x).flatten(1)
+        values = leaves.outputs(map_leaves(ordinary, x)).flatten(1)
         if not values.requires_grad:
             return None
         tensors = list(leaves.tensors)
         parts = [part.reshape(-1) for value in values[0] for part in gradients(value, tensors)]
-    with torch.no_grad():
-        again = leaves.outputs(x).flatten(1)
-    values = values.detach()
-    if float((again - values).norm()) > CHUNK_TOLERANCE * float(values.norm()):
-        return None
-    return values, [DensePiece(torch.cat(parts).view(values.shape[1], -1), 0)]
+    return values.detach(), [DensePiece(torch.cat(parts).view(values.shape[1], -1), 0)]
 
 
 def _by_copies(rows: LayerRows, leaves: Leaves, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]] | None:
     n, width = len(y), rows.width
-    plain = Plain(rows.network, rows.function, x, y, 0, n, leaves)
     with recording():
         copies = map_leaves(lambda leaf: ordinary(leaf).repeat_interleave(width, 0) if leaf.ndim else leaf, x)
         try:
@@ -78,5 +102,4 @@ def _by_copies(rows: LayerRows, leaves: Leaves, x: Any, y: Tensor) -> tuple[Tens
     pieces: list[Piece] = []
     for layer, (inputs, _), gradient in zip(rows.layers, seen.values(), found, strict=True):
         pieces += layer.pieces(inputs[::width], gradient.unflatten(0, (n, width)))
-    values = values.detach()[::width]
-    return (plain.values, pieces) if plain.agrees(values, pieces, CHUNK_TOLERANCE) else None
+    return values.detach()[::width], pieces

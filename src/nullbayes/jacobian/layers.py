@@ -73,7 +73,8 @@ class LayerRows:
         self.function: RowFunction = narrow
         self.working_bytes = _WORKING_BYTES.get(network.device.type, 2**28)
         self._vmap = self._one_for_all = self._batched = self._shared = True  # until it is seen to fail
-        self._turns = 0
+        self._turns = self._asked = self._compared = 0
+        self.at_once = True  # whether torch maps its derivatives over outputs, until it is seen to fail
         self._owned = sum(parameter.numel() for parameter in network.module.parameters())
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
         try:
@@ -119,6 +120,13 @@ class LayerRows:
         """Whether the rows go by layers, and these are all that the network has of parameters."""
         owned = sum(parameter.numel() for layer in self.layers for parameter in layer.module.parameters())
         return bool(self.layers) and not self.rest and owned == self._owned
+
+    def is_due(self, n: int, first: int, one_in: int) -> bool:
+        """Whether the rows of so many more inputs should be compared: all of the first, then one in so many."""
+        self._asked += n
+        due = self._compared < first or one_in * self._compared < self._asked
+        self._compared += n if due else 0
+        return due
 
     def pieces(self, x: Any, y: Tensor) -> list[Piece]:
         """Form the rows of some examples."""

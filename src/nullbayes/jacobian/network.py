@@ -22,6 +22,7 @@ from nullbayes.jacobian.batches import described, leaves, map_leaves, n_examples
 from nullbayes.jacobian.fingerprint import fingerprint
 from nullbayes.jacobian.kernels import differentiable_kernels, eager_parts, recurrent_kernels
 from nullbayes.jacobian.modules import HALF, evaluation_copy, unwrapped
+from nullbayes.jacobian.places import Places, tensors_of
 from nullbayes.memory import is_out_of_memory
 
 OutputFn = Callable[[Any], Tensor]
@@ -63,7 +64,7 @@ class Network:
         self.shapes = tuple(tuple(p.shape) for p in chosen.values())
         self.sizes = tuple(p.numel() for p in chosen.values())
         _check_uniform(chosen)
-        self.widened = any(t.dtype in HALF for t in _tensors(model).values())  # to float32, for all that follows
+        self.widened = any(t.dtype in HALF for t in tensors_of(model).values())  # to float32, for all that follows
         dtype = torch.float32 if self.widened else next(iter(chosen.values())).dtype
         self.theta = torch.cat([p.detach().reshape(-1).to(dtype) for p in chosen.values()])  # (P,)
         if not torch.isfinite(self.theta).all():
@@ -71,7 +72,7 @@ class Network:
             msg = f"Parameter {bad!r} holds NaN or Inf: the network cannot have been trained to this state."
             raise ModelError(msg)
         self._trained = {} if self.widened else self.unflatten(self.theta)
-        for name, tensor in _tensors(model).items():
+        for name, tensor in tensors_of(model).items():
             if name not in self._trained:
                 self._trained[name] = tensor.detach().clone()
         self.n_parameters = len(self.theta)
@@ -203,7 +204,10 @@ class Network:
         if self.module is self.model and any(module.training for module in self.model.modules()):
             msg = "The model could not be copied, so it must stay as it was fitted: call model.eval()."
             raise ModelError(msg)
-        current = _tensors(self.model)
+        with self.lock:
+            if "places" not in self.found:
+                self.found["places"] = Places(self.model)
+            current = self.found["places"].tensors()
         for name, old in self._trained.items():
             new = current.get(name)
             if new is None or (new.dtype, new.device) != (old.dtype, old.device) or not _same(new.detach(), old):
@@ -215,12 +219,7 @@ class Network:
 
     def fingerprint(self) -> str:
         """Return a hash of every parameter and buffer of the model as they are now: names, shapes and bytes."""
-        return fingerprint(sorted(_tensors(self.model).items()))
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter and buffer by name: what the outputs depend on beside the inputs."""
-    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        return fingerprint(sorted(tensors_of(self.model).items()))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -128,7 +128,7 @@ class DensePiece(Piece):
     def add_mv(self, vectors: Tensor, result: Tensor) -> None:
         """Add ``vectors @ B.T``."""
         if len(self.matrix) < len(vectors):  # what is narrow goes first: the other order takes half as long again
-            result.T.addmm_(self.matrix, vectors[:, _columns(self)].T)
+            result += (self.matrix @ vectors[:, _columns(self)].T).T
         else:
             result.addmm_(vectors[:, _columns(self)], self.matrix.T)
 
