@@ -128,6 +128,30 @@ def gradients(value: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     return list(found)
 
 
+def many_gradients(values: Tensor, tensors: list[Tensor], at_once: int) -> list[Tensor]:  # (O, ...) each
+    """Differentiate several numbers, as many in one pass as is said."""
+    units = torch.eye(len(values), dtype=values.dtype, device=values.device)
+
+    def zeros(tensor: Tensor) -> Tensor:
+        return values.new_zeros(len(values), *tensor.shape)
+
+    def one_pass(rows: slice) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(
+            values, tensors, units[rows], retain_graph=True, is_grads_batched=True, allow_unused=True
+        )
+
+    if len(values) <= at_once:  # without a second copy of what may be large
+        found = one_pass(slice(None))
+        return [zeros(tensor) if part is None else part for part, tensor in zip(found, tensors, strict=True)]
+    result = [zeros(tensor) for tensor in tensors]
+    for start in range(0, len(values), at_once):
+        rows = slice(start, start + at_once)
+        for whole, part in zip(result, one_pass(rows), strict=True):
+            if part is not None:
+                whole[rows] = part
+    return result
+
+
 def _combination(values: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     """Differentiate the random combination of some values."""
     if not values.requires_grad:

@@ -23,7 +23,15 @@ from torch.func import grad, jacrev, vmap
 
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import as_batch, example_dims, map_leaves, take_examples
-from nullbayes.jacobian.comparison import CHUNK_TOLERANCE, COUPLED, Plain, gradients, ordinary, recording
+from nullbayes.jacobian.comparison import (
+    CHUNK_TOLERANCE,
+    COUPLED,
+    Plain,
+    gradients,
+    many_gradients,
+    ordinary,
+    recording,
+)
 from nullbayes.jacobian.found_layers import Layer, find_layers, with_all_uses
 from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.layer_rules import summed
@@ -372,7 +380,7 @@ class LayerRows:
             if self._batched and (values.is_cuda or len(summed) > at_once // 2):  # else small operations take turns
                 try:
                     with differentiable_kernels():
-                        return [found.transpose(0, 1) for found in _gradients_at_once(summed, outputs, at_once)]
+                        return [found.transpose(0, 1) for found in many_gradients(summed, outputs, at_once)]
                 except RuntimeError as error:  # an operation whose derivative vmap does not know
                     if is_out_of_memory(error):
                         raise
@@ -383,17 +391,3 @@ class LayerRows:
 
 class LayersDiffer(Exception):
     """A layer that was called once for the first examples was not for others: their rows need a plainer route."""
-
-
-def _gradients_at_once(values: Tensor, tensors: list[Tensor], at_once: int) -> list[Tensor]:  # (O, ...) each
-    """Differentiate several numbers, as many in one pass as is said."""
-    result = [values.new_empty(len(values), *tensor.shape) for tensor in tensors]
-    chosen = torch.eye(len(values), dtype=values.dtype, device=values.device)
-    for start in range(0, len(values), at_once):
-        rows = slice(start, min(len(values), start + at_once))
-        found = torch.autograd.grad(
-            values, tensors, chosen[rows], retain_graph=True, is_grads_batched=True, allow_unused=True
-        )
-        for whole, part in zip(result, found, strict=True):
-            whole[rows] = 0.0 if part is None else part
-    return result
