@@ -19,7 +19,7 @@ def test_several_outputs_in_one_backward_pass(at_once: int) -> None:
         tensors.append(layer(tensors[-1].clone()))
     values, unused = tensors.pop().sum(0), randn(2, 3).requires_grad_()
     one_by_one = [comparison.gradients(value, [*tensors, unused]) for value in values]
-    at_once = layers._gradients_at_once(values, [*tensors, unused], at_once)
+    at_once = comparison.many_gradients(values, [*tensors, unused], at_once)
     assert not at_once[-1].any()
     torch.testing.assert_close(at_once, [torch.stack(parts) for parts in zip(*one_by_one, strict=True)])
 
