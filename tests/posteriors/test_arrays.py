@@ -63,6 +63,12 @@ def test_arrays_take_the_precision_of_the_network_and_tensors_keep_theirs() -> N
         nb.plan(network(2), [(X.double(), LABELS)])
 
 
+def test_a_first_batch_that_the_network_cannot_take_is_described() -> None:
+    for ask in (lambda: fitted(X[:, :2], LABELS), lambda: nb.plan(network(2), (X[:, :2], LABELS))):
+        with pytest.raises(InputError, match=r"failed on the first batch, inputs of shape \(n, 2\).*: mat1 and mat2"):
+            ask()
+
+
 def test_counts_and_targets_are_told_apart() -> None:
     assert fitted((X, LABELS), 7).n_samples == 7
     assert fitted(X, LABELS, 7).n_samples == 7

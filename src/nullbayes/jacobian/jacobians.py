@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nullbayes.errors import DataError
+from nullbayes.errors import DataError, InputError, NullBayesError
 from nullbayes.jacobian.batches import BatchFn, described
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.derivatives import check_derivatives
@@ -21,6 +21,7 @@ from nullbayes.jacobian.meaning import check_ending, check_labels, check_values
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.rows import Formed, JacobianRows
 from nullbayes.likelihoods import Bernoulli, Likelihood, LossFn, Regression, resolve
+from nullbayes.memory import is_out_of_memory
 
 _OPENED = {"cpu": 64, "cuda": 1024}  # examples that the network answers at a time
 
@@ -50,7 +51,7 @@ def _open(
         loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device, dtype=network.dtype)
     )
     few, few_targets = examples.read(0, min(8, len(examples)))
-    answers = network.outputs(few)
+    answers = _first_answers(network, few)
     check_outputs(examples, 0, answers)
     network.trained_on = described(few)  # once the network takes them
     network.check_examples(few)
@@ -76,6 +77,20 @@ def _open(
     apart = whole[0].ndim == 2 and isinstance(chosen, (Bernoulli, Regression))
     stds = whole[0].double().std(0, unbiased=False) if apart else None
     return _Opened(network, examples, chosen.fitted(*whole), n_counted, chosen.spread(*whole), stds)
+
+
+def _first_answers(network: Network, x: Any) -> Tensor:
+    """Return the outputs on the first examples, or say of what form they are that the network cannot take."""
+    try:
+        return network.outputs(x)
+    except NullBayesError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        said = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        msg = f"The network failed on the first batch, {described(x)} (n examples): {said[0]}"
+        raise InputError(msg) from error
 
 
 class OutputJacobian(JacobianRows):

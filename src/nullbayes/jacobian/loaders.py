@@ -74,7 +74,7 @@ def check_order(loader: Iterable[Any], purpose: str) -> None:
     if not reasons:
         return
     more = "; it also " + _augmentation(loader.dataset) if _augmentation(loader.dataset) else ""
-    repair = "nb.evaluation_loader(loader) makes one that does neither"
+    repair = f"nb.evaluation_loader(loader) makes one that does {'neither' if len(reasons) > 1 else 'not'}"
     msg = f"The loader {' and '.join(reasons)}{more}. {purpose}: pass {_wanted(loader)}; {repair}."
     raise DataError(msg + (" Augmentation is for you to switch off in the dataset." if more else ""))
 
