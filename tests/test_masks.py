@@ -112,6 +112,7 @@ def test_inputs_without_a_mask_are_warned_of_where_training_ignored_positions(mo
         (torch.ones(3, 5), r"shape of the positions, \(3, 12\), not \(3, 5\)"),
         (torch.ones(3), r"not \(3,\)"),
         (lambda ids: ids.tolist(), "not list"),
+        ([[True] * 12] * 3, "not a list"),
         ("some", 'a function of the inputs, "all" or None'),
         (torch.zeros(3, 12), "leaves nothing of input 0"),
     ],
@@ -119,6 +120,23 @@ def test_inputs_without_a_mask_are_warned_of_where_training_ignored_positions(mo
 def test_masks_that_do_not_fit_are_refused(mask: Any, message: str, model: nn.Module) -> None:
     with pytest.raises(DataError, match=message):
         fit(nb.ProjectedPosterior, model).ood_score(IDS[:3], mask=mask)
+
+
+def test_masks_may_be_arrays(model: nn.Module) -> None:
+    posterior, few = fit(nb.ProjectedPosterior, model), IDS[:3]
+    wanted = posterior.ood_score(few, "entropy", mask=few != 0)
+    array = (few != 0).cpu().numpy()
+    torch.testing.assert_close(posterior.ood_score(few, "entropy", mask=array), wanted)
+    torch.testing.assert_close(posterior.ood_score(few, "entropy", mask=lambda _: array), wanted)
+    assert not torch.allclose(posterior.ood_score(few, "entropy", mask="all"), wanted)
+    with pytest.raises(SettingsError, match="takes no mask"):
+        fit(nb.baselines.SCOD, model).ood_score(few, mask=array)
+
+
+def test_a_batch_with_its_targets_can_be_predicted(model: nn.Module) -> None:
+    batch = {"input_ids": IDS, "attention_mask": (IDS != 0).long(), "labels": TAGS}
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit([batch], 5, progress=False)
+    torch.testing.assert_close(posterior.predict(batch).mean, posterior.predict([batch]).mean)
 
 
 def test_one_answer_an_input_has_no_positions(model: nn.Module) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from nullbayes.errors import FileError
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _KEY = "nullbayes"
 _SEAL = ', "sha256": "'
 

@@ -27,7 +27,7 @@ def test_a_file_is_tensors_and_json(saved: Path) -> None:
     with safe_open(saved, framework="pt") as file:
         assert list(file.keys()) == ["directions"]
         header = json.loads(file.metadata()["nullbayes"])
-    assert header["format_version"] == io.FORMAT_VERSION == 3
+    assert header["format_version"] == io.FORMAT_VERSION == 4
     assert header["kind"] == "ProjectedPosterior"
     assert len(header["sha256"]) == 64
 
@@ -114,7 +114,7 @@ def test_a_file_of_another_kind_is_refused(metadata: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize("version", [io.FORMAT_VERSION + 1, 99, "1", None, True, 2.0, [], 10**4000])
 def test_a_newer_format_asks_for_an_upgrade(version: Any, saved: Path) -> None:
     rewritten(saved, lambda tensors, header: header.update(format_version=version))
-    with pytest.raises(FileError, match=r"has format version .*; this nullbayes reads 3: upgrade nullbayes"):
+    with pytest.raises(FileError, match=r"has format version .*; this nullbayes reads 4: upgrade nullbayes"):
         nb.load(saved, MLP.build())
 
 

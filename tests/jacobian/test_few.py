@@ -138,3 +138,37 @@ def test_input_alone_is_predicted_as_among_others(outputs: int) -> None:
     together, alone = posterior.predict(x), posterior.predict(x[20:21])
     torch.testing.assert_close(alone.mean[0], together.mean[20], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(alone.variance[0], together.variance[20], rtol=1e-3, atol=1e-4)
+
+
+class Gated(nn.Module):
+    """Uses a weight a second time, for inputs that are rare."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = (x[:, :1] - 5.0).relu()
+        return self.last((self.first(x) + gate * nn.functional.linear(x, self.first.weight.roll(1, 0))).tanh())
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_rare_inputs_are_answered_rightly_whatever_came_before(n: int) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Gated().double()
+    near, far = torch.randn(n, 4).double(), torch.randn(n, 4).double() + 7.0
+    network = Network(model)
+    directions = torch.eye(network.n_parameters).double()
+    for k in (1, n):
+        for _ in range(40):
+            linearized(network, near[:k], directions)
+    changes = linearized(network, far, directions)[1]
+    torch.testing.assert_close(changes.permute(1, 2, 0), jacobian(model, far))
+
+
+def test_each_way_is_compared_at_first_and_then_at_a_rate() -> None:
+    rows = rows_of(convolutional(3), torch.randn(3, 1, 4, 4))
+    due = [rows.is_due("one", 1, 4, 16) for _ in range(40)]
+    assert due == [True] * 4 + ([False] * 15 + [True]) * 2 + [False] * 4
+    assert rows.is_due("another", 1, 4, 16)

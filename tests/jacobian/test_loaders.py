@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from typing import Any
 
@@ -15,10 +16,12 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 import nullbayes as nb
 from drawing import randn
@@ -60,7 +63,8 @@ TRAINING = {
     "both": DataLoader(DATASET, 4, shuffle=True, drop_last=True),
     "weighted": DataLoader(DATASET, 4, sampler=WeightedRandomSampler([1.0] * 11, 11)),
     "batch sampler": DataLoader(DATASET, batch_sampler=BatchSampler(RandomSampler(DATASET), 4, True)),
-    "own batches": DataLoader(DATASET, batch_sampler=[[3, 1, 2, 0], [4, 5, 6, 7]]),
+    "own batches": DataLoader(DATASET, batch_sampler=[[3, 1, 2, 0], [4, 5, 6, 7], [10, 9, 8]]),
+    "distributed": DataLoader(DATASET, 4, sampler=DistributedSampler(DATASET, 2, 0)),
     "stream": DataLoader(Stream(), 4, drop_last=True),
 }
 
@@ -77,9 +81,52 @@ def test_every_example_comes_once_and_in_order(loader: DataLoader[Any]) -> None:
     del state
 
 
-def test_a_random_subset_stays_that_subset() -> None:
-    loader = DataLoader(DATASET, 2, sampler=SubsetRandomSampler([7, 2, 5]))
-    assert torch.equal(torch.cat([x for x, _ in nb.evaluation_loader(loader)]), X[[2, 5, 7]])
+class Shuffled(Sampler[int]):
+    """A sampler of one's own, of some of the examples."""
+
+    def __init__(self, indices: list[int], *, others: bool = False) -> None:
+        self.indices, self.others = indices, others
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __iter__(self) -> Any:
+        order = random.sample(range(11) if self.others else self.indices, len(self.indices))
+        return iter(order)
+
+
+SUBSETS = {
+    "random": SubsetRandomSampler([7, 2, 5]), "list": [7, 2, 5], "range": range(2, 8, 3), "own": Shuffled([7, 2, 5]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sampler", SUBSETS.values(), ids=SUBSETS)
+def test_a_subset_stays_that_subset(sampler: Any) -> None:
+    wanted = [2, 5] if isinstance(sampler, range) else [2, 5, 7]
+    loader = DataLoader(DATASET, 2, sampler=sampler)
+    assert torch.equal(torch.cat([x for x, _ in nb.evaluation_loader(loader)]), X[wanted])
+
+
+def test_samplers_of_ones_own_that_shuffle_are_noticed(posterior: nb.ProjectedPosterior) -> None:
+    loader, state = DataLoader(DATASET, 2, sampler=Shuffled(list(range(11)))), random.getstate()
+    for ask in (posterior.predict, lambda data: nb.ProjectedPosterior(nn.Linear(3, 2)).fit(data)):
+        with pytest.raises(DataError, match=r"random order \(Shuffled\)"):
+            ask(loader)
+    with pytest.raises(DataError, match="takes other examples each time"):
+        nb.evaluation_loader(DataLoader(DATASET, 2, sampler=Shuffled([1, 2, 3], others=True)))
+    assert random.getstate() == state
+    assert posterior.predict(DataLoader(DATASET, 2, sampler=[3, 1])).mean.shape == (2, 2)  # an order of one's own
+    with pytest.raises(DataError, match="takes one part in 2 of the examples"):
+        posterior.predict(TRAINING["distributed"])
+
+
+def test_what_is_passed_beside_targets_is_named() -> None:
+    for data, what in (
+        (X.tolist(), "no tensor or array"),
+        (TRAINING["shuffled"], r"brings its own targets: fit\(loader\)"),
+    ):
+        with pytest.raises(DataError, match=what):
+            nb.ProjectedPosterior(nn.Linear(3, 2)).fit(data, Y)
 
 
 def test_collate_functions_and_datasets_of_whole_batches_are_kept() -> None:

@@ -115,6 +115,53 @@ def test_predictions_can_be_taken_elsewhere() -> None:
     assert (table[["prob_0", "prob_1"]].max(axis=1) == table["probability"]).all()
 
 
+def test_labels_are_no_classes_in_a_table() -> None:
+    targets = torch.stack([LABELS, LABELS, 1 - LABELS], 1)
+    prediction = fitted(X, targets, likelihood="multilabel", outputs=3).predict(X[:6])
+    table = prediction.to_pandas()
+    assert "probability" not in table
+    for i in range(3):
+        assert (table[f"predicted_{i}"] == (array(prediction.probs[:, i]) >= 0.5)).all()
+    assert "predicted" in fitted(X, LABELS, likelihood="binary", outputs=1).predict(X).to_pandas()
+
+
+def test_a_table_keeps_its_index() -> None:
+    table = pd.DataFrame(array(X), index=np.random.default_rng(0).permutation(40))
+    found = fitted(X, NUMBERS, likelihood="regression", outputs=1).predict(table)
+    assert found.to_pandas().index.equals(table.index)
+    table["std"] = found.to_pandas()["std"]
+    np.testing.assert_allclose(table["std"].to_numpy(), array(found.std)[:, 0])
+
+
+def test_inputs_and_targets_are_taken_everywhere() -> None:
+    posterior = fitted(X, LABELS)
+    assert posterior.check_fit(X, LABELS) == posterior.check_fit([(X, LABELS)])
+    assert posterior.release().prepare(X, LABELS).extend(1).n_samples == 31
+    assert posterior.tune(X, LABELS).temperature > 0
+    with pytest.raises(SettingsError, match=r"as one pair here: optimize_prior_precision\(\(x, y\)\)"):
+        posterior.optimize_prior_precision(X, array(LABELS))
+    with pytest.raises(DataError, match=r"as one pair here: nb.plan\(model, \(x, y\)\)"):
+        nb.plan(network(2), X, LABELS)
+    with pytest.raises(InputError, match=r"Whole numbers may have to be converted: x.to\(torch.float32\)"):
+        fitted(X.long(), LABELS)
+
+
+@pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior])
+def test_an_output_that_is_constant_does_no_harm(kind: type) -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.bias = network(1), nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([self.body(x), self.bias.expand(len(x), 1)], 1)
+
+    projector = nb.projectors.Krylov(nb.projectors.Alternating(block_rows=20), rtol=1e-2)
+    posterior = kind(Constant(), "regression").fit(X, torch.cat([NUMBERS, 0 * NUMBERS], 1), projector=projector)
+    assert posterior.report.worst_ratio < 1.0
+    assert posterior.check_fit(X, torch.cat([NUMBERS, 0 * NUMBERS], 1)).worst_ratio < 1.0
+
+
 def test_a_regression_is_a_table_of_intervals() -> None:
     prediction = fitted(X, NUMBERS, likelihood="regression", outputs=1).predict(X[:5])
     table = prediction.to_pandas(0.5)

@@ -260,7 +260,7 @@ class Baseline(SamplePosterior):
             return best_of_grid(objective)
         return priors.maximize(objective, 1.0, "held-out likelihood")  # not from where an earlier one ended
 
-    def tune(self, loader: Iterable[Any]) -> Never:
+    def tune(self, loader: Any, targets: Any = None) -> Never:
         """Refuse: samples of a baseline do not scale with its precision."""
         msg = (
             f"{type(self).__name__} has no tune: optimize_prior_precision(loader) chooses its precision, and "

@@ -58,7 +58,9 @@ class MAP(Baseline):
         outputs = joined(parts)
         probs = likelihood.probabilities(outputs) if likelihood.has_probabilities else None
         noise = likelihood.noise_variance(outputs)
-        return Prediction(outputs, torch.zeros_like(outputs), probs, outputs[None], noise, masks.joined(outputs))
+        return Prediction(
+            outputs, torch.zeros_like(outputs), probs, outputs[None], noise, masks.joined(outputs), likelihood.name
+        )
 
     __call__ = predict
 

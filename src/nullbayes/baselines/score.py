@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from typing import Any, Never
 
 import torch
@@ -28,7 +27,7 @@ class Scored(Baseline):
     @full_precision()
     def _own_score(self, x: Any, per: str = "input", mask: Mask = None) -> Tensor:  # (N,)
         _ = self.directions  # says what to do before fit
-        if per != "input" or mask not in (None, "all"):
+        if per != "input" or not (mask is None or (isinstance(mask, str) and mask == "all")):
             msg = f'The score "{self._score}" is of all outputs of an input: it has no positions and takes no mask.'
             raise SettingsError(msg)
         return torch.cat([self._score_rows(rows, piece) for piece, rows in self._row_pieces(x)])
@@ -78,7 +77,7 @@ class ScoreOnly(Scored):
 
     __call__ = predict
 
-    def check_fit(self, loader: Iterable[Any]) -> FitCheck:
+    def check_fit(self, loader: Any, targets: Any = None) -> FitCheck:
         """Refuse: without predictions there is nothing to check."""
         return self.predict(loader)
 

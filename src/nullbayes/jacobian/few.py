@@ -7,13 +7,15 @@ Three ways, for what a small network does with one input or a handful of them:
 - *By copies*: every input is repeated once for each output :math:`o`, and one backward pass of
   :math:`\sum_{i,o} f_o(x_{i,o})` over all copies gives what would take a pass for each output.
 
-The rows of the first inputs, and of one in sixteen later on, are compared with plain differentiation of the inputs
-themselves. Copies that influence each other, or layers that are not what they seem, show there. Where something
-differs there is no answer, and the caller takes its usual way.
+Rows by copies are compared in the same pass with the gradient of the parameters themselves, of a random combination:
+layers that are not what they seem show there. Rows of the first inputs in each way, and of one in sixteen later on, are
+compared with plain differentiation of the inputs themselves as well: copies that influence each other show there, and
+operations that torch maps wrongly. Where something differs there is no answer, and the caller takes its usual way.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -24,6 +26,7 @@ from nullbayes.jacobian.batches import map_leaves, n_examples
 from nullbayes.jacobian.comparison import CHUNK_TOLERANCE, Plain, gradients, ordinary, recording
 from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.leaves import Leaves
+from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, Piece
 from nullbayes.precision import full_precision
 
@@ -42,14 +45,15 @@ def form_few(rows: LayerRows, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]] |
     leaves, n, entries = Leaves.of(rows.network), n_examples(x), rows.width * rows.network.n_parameters
     if leaves is None:
         return None
-    found = None
     if n == 1 and rows.width > 1 and entries <= _AT_ONCE and rows.at_once and _maps_well(rows):
-        found = _at_once(rows, leaves, x)
+        way, found = "at once", _at_once(rows, leaves, x)
     elif n == 1 and rows.width <= _OUTPUTS and entries <= _ENTRIES:
-        found = _by_output(leaves, x)
+        way, found = "by output", _by_output(leaves, x)
     elif n * rows.width <= _COPIES and rows.whole and n * rows.width * rows.operations <= _OPERATIONS:
-        found = _by_copies(rows, leaves, x, y)
-    if found is None or not rows.is_due(n, _FIRST, _ONE_IN):
+        way, found = "by copies", _by_copies(rows, leaves, x, y)
+    else:
+        return None
+    if found is None or not rows.is_due(way, n, _FIRST, _ONE_IN):
         return found
     plain = Plain(rows.network, rows.function, x, y, 0, n, leaves)
     return found if plain.agrees(*found, CHUNK_TOLERANCE) else None
@@ -94,12 +98,28 @@ def _by_copies(rows: LayerRows, leaves: Leaves, x: Any, y: Tensor) -> tuple[Tens
             values, seen = rows.watch(rows.layers, n * width, lambda: leaves.outputs(copies).flatten(1))
             if len(seen) < len(rows.layers) or values.shape != (n * width, width):
                 return None
-            chosen = torch.eye(width, dtype=values.dtype, device=values.device).repeat(n, 1)
+            signs = _signs(n * width).to(values)
+            chosen = torch.eye(width, dtype=values.dtype, device=values.device).repeat(n, 1) * signs[:, None]
             outputs = [output for _, output in seen.values()]
-            found = torch.autograd.grad(values, outputs, chosen, allow_unused=True, materialize_grads=True)
+            found = torch.autograd.grad(
+                values, [*outputs, *leaves.tensors], chosen, allow_unused=True, materialize_grads=True
+            )
         except Exception:  # a network that takes no batch of this size, or too much memory: there is the usual way
             return None
     pieces: list[Piece] = []
-    for layer, (inputs, _), gradient in zip(rows.layers, seen.values(), found, strict=True):
-        pieces += layer.pieces(inputs[::width], gradient.unflatten(0, (n, width)))
+    for layer, (inputs, output), gradient in zip(rows.layers, seen.values(), found, strict=False):
+        own = gradient * signs.view(-1, *(1 for _ in output.shape[1:]))
+        pieces += layer.pieces(inputs[::width], own.unflatten(0, (n, width)))
+    block = HeldBlock(tuple(pieces), n * width, rows.network.n_parameters, width, rows.network.theta)
+    wanted = torch.cat([part.reshape(-1) for part in found[len(outputs) :]])
+    error = block.rmv(signs[None])[0] - wanted
+    if not float(error.norm()) <= CHUNK_TOLERANCE * float(wanted.norm()):
+        return None
     return values.detach()[::width], pieces
+
+
+@functools.cache
+def _signs(n: int) -> Tensor:  # (n,)
+    """Return random signs, always the same: divided by them, nothing is rounded."""
+    generator = torch.Generator(device="cpu").manual_seed(2)
+    return torch.randint(2, (n,), generator=generator, device="cpu") * 2 - 1

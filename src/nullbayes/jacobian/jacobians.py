@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes.errors import DataError, InputError, NullBayesError
-from nullbayes.jacobian.batches import BatchFn, described
+from nullbayes.jacobian.batches import BatchFn, described, leaves
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.derivatives import check_derivatives
 from nullbayes.jacobian.finite import check_outputs
@@ -89,7 +89,9 @@ def _first_answers(network: Network, x: Any) -> Tensor:
         if is_out_of_memory(error):
             raise
         said = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        msg = f"The network failed on the first batch, {described(x)} (n examples): {said[0]}"
+        whole = any(not leaf.is_floating_point() for leaf in leaves(x))
+        hint = f" Whole numbers may have to be converted: x.to({network.dtype})." if whole else ""
+        msg = f"The network failed on the first batch, {described(x)} (n examples): {said[0]}{hint}"
         raise InputError(msg) from error
 
 

@@ -81,7 +81,7 @@ class LayerRows:
         self.function: RowFunction = narrow
         self.working_bytes = _WORKING_BYTES.get(network.device.type, 2**28)
         self._vmap = self._one_for_all = self._batched = self._shared = True  # until it is seen to fail
-        self._turns = self._asked = self._compared = 0
+        self._turns, self._asked = 0, dict[str, tuple[int, int]]()  # by way: inputs so far, and when last compared
         self.at_once = True  # whether torch maps its derivatives over outputs, until it is seen to fail
         self._owned = sum(parameter.numel() for parameter in network.module.parameters())
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
@@ -129,11 +129,11 @@ class LayerRows:
         owned = sum(parameter.numel() for layer in self.layers for parameter in layer.module.parameters())
         return bool(self.layers) and not self.rest and owned == self._owned
 
-    def is_due(self, n: int, first: int, one_in: int) -> bool:
-        """Whether the rows of so many more inputs should be compared: all of the first, then one in so many."""
-        self._asked += n
-        due = self._compared < first or one_in * self._compared < self._asked
-        self._compared += n if due else 0
+    def is_due(self, way: str, n: int, first: int, one_in: int) -> bool:
+        """Whether rows of ``n`` more inputs, formed in a way, should be compared: the first, then one in so many."""
+        asked, last = self._asked.get(way, (0, 0))
+        due = asked < first or asked + n - last >= one_in
+        self._asked[way] = asked + n, asked + n if due else last
         return due
 
     def pieces(self, x: Any, y: Tensor) -> list[Piece]:

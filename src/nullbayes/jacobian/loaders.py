@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,10 +17,12 @@ from torch.utils.data import (
     Dataset,
     IterableDataset,
     RandomSampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torch.utils.data.distributed import DistributedSampler
 
 from nullbayes.errors import DataError
 from nullbayes.jacobian.batches import BatchFn, as_tensors, is_array, leaves, split_batch
@@ -40,6 +44,10 @@ def as_loader(data: Any) -> Iterable[Any]:
             f"The training data must be batches (inputs, targets), not be a {type(data).__name__}: "
             f"fit(x, y), {RECIPE}, or [(x, y)]."
         )
+        raise DataError(msg)
+    if isinstance(data, tuple) and len(data) == 2 and is_array(data[1]):
+        what = "a loader, which brings its own targets: fit(loader)" if _is_loader(data[0]) else "no tensor or array"
+        msg = f"Targets were passed beside a {type(data[0]).__name__}, which is {what}."
         raise DataError(msg)
     if isinstance(data, tuple):
         msg = (
@@ -83,7 +91,8 @@ def evaluation_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return a loader of the same examples, each once and in order: what ``fit`` and ``predict`` need.
 
     It has the dataset, the collate function, the batch size and the workers of the one that was used for training, but
-    neither shuffles nor drops the last batch. Of a loader with a ``SubsetRandomSampler`` it takes the same subset.
+    neither shuffles nor drops the last batch. Of a loader whose sampler takes some of the examples, such as a
+    ``SubsetRandomSampler`` or a list of indices, it takes the same ones.
 
     Parameters
     ----------
@@ -95,7 +104,7 @@ def evaluation_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     ------
     DataError
         If the dataset gives another example when it is asked twice: random augmentation can only be switched off where
-        the dataset is made.
+        the dataset is made. Or if a sampler of one's own takes other examples each time.
 
     Examples
     --------
@@ -109,18 +118,25 @@ def evaluation_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
     if not isinstance(loader, DataLoader):
         msg = f"evaluation_loader takes a DataLoader, not a {type(loader).__name__}: make one, {RECIPE}."
         raise DataError(msg)
-    dataset, sampler = loader.dataset, _sampler(loader)
+    dataset = loader.dataset
     if reason := _augmentation(dataset):
         msg = f"The loader {reason}. Make the dataset once more with the transforms that you evaluate with."
         raise DataError(msg)
-    if isinstance(sampler, SubsetRandomSampler):
-        dataset = Subset(dataset, sorted(sampler.indices))
+    chosen = _chosen(loader)
+    if chosen is not None:
+        dataset = Subset(dataset, chosen)
     workers: dict[str, Any] = {"num_workers": loader.num_workers, "worker_init_fn": loader.worker_init_fn}
     if loader.num_workers:
         workers |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
         workers |= {"multiprocessing_context": loader.multiprocessing_context, "timeout": loader.timeout}
     return DataLoader(
         dataset, batch_size=_batch_size(loader), collate_fn=loader.collate_fn, pin_memory=loader.pin_memory, **workers
+    )
+
+
+def _is_loader(data: Any) -> bool:
+    return isinstance(data, (DataLoader, Dataset)) or (
+        isinstance(data, Iterable) and not isinstance(data, (list, tuple))
     )
 
 
@@ -140,15 +156,64 @@ def _wanted(loader: DataLoader[Any]) -> str:
 
 def _randomness(loader: DataLoader[Any]) -> str:
     sampler = _sampler(loader)
-    return f"draws examples in random order ({type(sampler).__name__})" if isinstance(sampler, _RANDOM) else ""
+    shuffles = isinstance(sampler, _RANDOM) or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
+    if not shuffles and not _is_known(sampler):
+        one, other = _read_twice(loader)
+        shuffles = one != other
+    return f"draws examples in random order ({type(sampler).__name__})" if shuffles else ""
+
+
+def _is_known(sampler: Any) -> bool:
+    """Whether a sampler is one of torch's own, or fixed indices."""
+    return isinstance(sampler, (SequentialSampler, DistributedSampler, list, tuple, range)) or (
+        type(sampler).__module__.startswith("torch.utils.data")
+    )
+
+
+def _read_twice(loader: DataLoader[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the indices of a pass, and of another one."""
+    own_batches = _has_own_batches(loader)
+    source: Any = loader.batch_sampler if own_batches else _sampler(loader)
+    with _random_numbers_kept(), contextlib.suppress(TypeError):  # one that does not say how long it is
+        one, other = (list(itertools.islice(source, len(source))) for _ in range(2))
+        return (
+            ([i for batch in one for i in batch], [i for batch in other for i in batch])
+            if own_batches
+            else (one, other)
+        )
+    return [], []
+
+
+def _has_own_batches(loader: DataLoader[Any]) -> bool:
+    return loader.batch_sampler is not None and not isinstance(loader.batch_sampler, BatchSampler)
+
+
+def _chosen(loader: DataLoader[Any]) -> list[int] | None:
+    """Return which examples a loader takes, in order; None for all of them."""
+    sampler = _sampler(loader)
+    if isinstance(sampler, SubsetRandomSampler):
+        return sorted(sampler.indices)
+    whole = isinstance(sampler, (RandomSampler, WeightedRandomSampler, SequentialSampler, DistributedSampler))
+    if isinstance(loader.dataset, IterableDataset) or (whole and not _has_own_batches(loader)):
+        return None
+    one, other = (sorted(set(indices)) for indices in _read_twice(loader))
+    if one != other:
+        msg = (
+            f"The sampler of the loader ({type(sampler).__name__}) takes other examples each time: make a loader of "
+            f"those that the network was trained on, {RECIPE}."
+        )
+        raise DataError(msg)
+    return one or None
 
 
 def _losses(loader: DataLoader[Any]) -> str:
-    batches = loader.batch_sampler
+    batches, sampler = loader.batch_sampler, _sampler(loader)
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+        return f"takes one part in {sampler.num_replicas} of the examples (DistributedSampler)"
     if not getattr(batches, "drop_last", getattr(loader, "drop_last", False)):
         return ""
     try:
-        left = len(_sampler(loader)) % batches.batch_size  # type: ignore[union-attr]
+        left = len(sampler) % batches.batch_size  # type: ignore[union-attr]
     except (TypeError, AttributeError):
         return "drops its last few examples (drop_last=True)"  # a stream does not say how long it is
     return f"drops its last {left} examples (drop_last=True)" if left else ""
@@ -168,17 +233,25 @@ def _augmentation(dataset: Any) -> str:
     """Say how a dataset differs from itself; nothing where it does not, or cannot be asked twice."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         return ""
-    state = np.random.get_state()  # noqa: NPY002 - what transforms draw from, too
-    try:
-        with contextlib.suppress(Exception), torch.random.fork_rng(devices=()):  # whatever it is, reading will tell
-            for i in range(min(_ASKED_TWICE, len(dataset))):
-                if not _equal(dataset[i], dataset[i]):
-                    transform = getattr(dataset, "transform", None)
-                    named = "" if transform is None else f", by its transform {type(transform).__name__}"
-                    return f"gives another example {i} each time (random augmentation{named})"
-    finally:
-        np.random.set_state(state)  # noqa: NPY002
+    with contextlib.suppress(Exception), _random_numbers_kept():  # whatever it is, reading will tell
+        for i in range(min(_ASKED_TWICE, len(dataset))):
+            if not _equal(dataset[i], dataset[i]):
+                transform = getattr(dataset, "transform", None)
+                named = "" if transform is None else f", by its transform {type(transform).__name__}"
+                return f"gives another example {i} each time (random augmentation{named})"
     return ""
+
+
+@contextlib.contextmanager
+def _random_numbers_kept() -> Iterator[None]:
+    """Leave the random numbers of torch, NumPy and Python as they were: datasets and samplers draw from any of them."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=()):
+            yield
+    finally:
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        random.setstate(of_python)
 
 
 def _equal(a: Any, b: Any) -> bool:

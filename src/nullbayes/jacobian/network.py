@@ -7,6 +7,7 @@ user's module keeps its mode, its gradients and its attributes.
 from __future__ import annotations
 
 import contextlib
+import copy
 import difflib
 import fnmatch
 import threading
@@ -83,8 +84,13 @@ class Network:
         self.found: dict[Any, Any] = {}  # what was found out about the network, once for all
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what a copy makes anew."""
-        return {key: value for key, value in vars(self).items() if key not in ("lock", "found")}
+        """Leave out what a copy makes anew; the module is copied while no other thread has its own tensors in it."""
+        state = {key: value for key, value in vars(self).items() if key not in ("lock", "found")}
+        if self.module is not self.model:
+            with self.lock:
+                memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors_of(self.module).values()}
+                state["module"] = copy.deepcopy(self.module, memo)
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take up the state of another."""
@@ -138,7 +144,7 @@ class Network:
         if self.trained_on not in ("", now):
             msg = (
                 f"The network {what} {now}; in training it had {self.trained_on} (n examples). Pass inputs of that "
-                "form; one example x alone as x[None]."
+                f"form{'' if now.count(',') == self.trained_on.count(',') else '; one example x alone as x[None]'}."
             )
             raise InputError(msg) from error  # a RuntimeError too: after one, another route is tried
         odd = next((leaf.dtype for leaf in leaves(x) if leaf.is_floating_point() and str(leaf.dtype) != own), None)

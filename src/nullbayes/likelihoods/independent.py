@@ -12,6 +12,8 @@ from torch import Tensor
 from nullbayes.errors import LikelihoodError
 from nullbayes.likelihoods.base import Likelihood, alike, shrunk, softplus
 
+_EXACT = 1e-9  # of the residuals of all outputs: one that is as exact, such as a constant, has no noise to tell
+
 
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
@@ -92,6 +94,7 @@ class Regression(Likelihood):
         The standard deviation. By default it is the root mean square of the training residuals at the trained network,
         for each of several outputs (n, O) its own; the projected posteriors correct it for the degrees of freedom that
         the network spent on them. Several numbers belong to the last dimension of the outputs.
+        ``Prediction.noise`` is its square in either case.
     """
 
     sigma_noise: float | tuple[float, ...] | None = None
@@ -167,8 +170,9 @@ class Regression(Likelihood):
         if self.sigma_noise is not None:
             return self
         squares = (outputs.double() - targets.reshape(outputs.shape).double()).square()
-        found = squares.mean(0) if outputs.ndim == 2 else squares.mean()
-        return replace(self, sigma_noise=tuple(found.sqrt().clamp_min(1e-12).flatten().tolist()))
+        found, overall = (squares.mean(0) if outputs.ndim == 2 else squares.mean()).sqrt(), squares.mean().sqrt()
+        found = torch.where(found <= _EXACT * overall, overall, found)
+        return replace(self, sigma_noise=tuple(found.clamp_min(1e-12).flatten().tolist()))
 
     def _sigma(self, like: Tensor) -> Tensor:
         return torch.tensor(self.sigma_noise or 1.0, dtype=like.dtype, device=like.device)

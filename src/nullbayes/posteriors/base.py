@@ -266,10 +266,13 @@ class SamplePosterior(Scaled, Copied):
             raise DataError(msg)
 
     @full_precision()
-    def check_fit(self, loader: Iterable[Any]) -> FitCheck:
-        """Measure how far predictions, their likelihood and accuracy moved from the network's own on some data."""
-        outputs, changes, targets = self._evaluate(loader)
-        return check_fit(self._likelihood, outputs, changes / self.prior_precision**0.5, targets, self._link)
+    def check_fit(self, loader: Any, targets: Any = None) -> FitCheck:
+        """Measure how far predictions, their likelihood and accuracy moved from the network's own on some data.
+
+        The data come as a loader, in any order, or as inputs and targets.
+        """
+        outputs, changes, labels = self._evaluate(loader if targets is None else (loader, targets))
+        return check_fit(self._likelihood, outputs, changes / self.prior_precision**0.5, labels, self._link)
 
     # --- files --------------------------------------------------------------------------------------------------------
 

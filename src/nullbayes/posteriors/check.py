@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nullbayes.errors import DataError
 from nullbayes.likelihoods import Bernoulli, Likelihood, Regression
+from nullbayes.posteriors.spread import worst_ratio
 from nullbayes.predictive import centred, nll, summarize
 
 
@@ -99,8 +100,7 @@ def _worst_ratio(likelihood: Likelihood, outputs: Tensor, changes: Tensor) -> fl
     """Return the standard deviation of the output that varies most, as a part of its own spread."""
     if outputs.ndim != 2 or outputs.shape[1] == 1 or not isinstance(likelihood, (Bernoulli, Regression)):
         return None
-    spread = outputs.std(0, unbiased=False).clamp_min(torch.finfo(outputs.dtype).tiny)
-    return float((changes.var(0).mean(0).sqrt() / spread).max())
+    return worst_ratio(changes.var(0).mean(0).sqrt(), outputs.std(0, unbiased=False))
 
 
 def counted_outputs(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:  # bool (N, ...)

@@ -177,7 +177,8 @@ class KernelPosterior(SamplePosterior):
 
     def prepare(
         self,
-        loader: Iterable[Any],
+        loader: Any,
+        targets: Any = None,
         *,
         projector: str | Projector = "auto",
         tolerance: float | None = None,
@@ -191,7 +192,8 @@ class KernelPosterior(SamplePosterior):
         assert self._report is not None
         tolerance = self._report["tolerance"] if tolerance is None else tolerance
         with Progress(show=False) as bar:
-            asked = Asked(self._open(loader, bar), self.n_samples, projector, tolerance, memory_limit)
+            data = loader if targets is None else (loader, targets)
+            asked = Asked(self._open(data, bar), self.n_samples, projector, tolerance, memory_limit)
             self.release()
             new: dict[str, Any] = {}
             within_memory(asked, set_up(asked), lambda setup: new.update(self._build(asked, setup)), self.release)

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from nullbayes.errors import SettingsError
-from nullbayes.jacobian.batches import BatchFn
+from nullbayes.errors import DataError, SettingsError
+from nullbayes.jacobian.batches import BatchFn, is_array
 from nullbayes.jacobian.beginning import Expected, read_beginning
 from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.network import Network, OutputFn, Selection
@@ -61,6 +61,9 @@ def plan(
     where some positions do not count (``ignore_index``) and none of those is in the first batches. Checks of all the
     data (NaN, labels, whether they are the same when read again) are left to ``fit``.
     """
+    if is_array(n_samples):
+        msg = "Inputs and targets are passed as one pair here: nb.plan(model, (x, y))."
+        raise DataError(msg)
     kind, posterior = (LossJacobian, LossProjectedPosterior) if loss else (OutputJacobian, ProjectedPosterior)
     tolerance = posterior._tolerance if tolerance is None else tolerance
     network = Network(model, parameters, output_fn)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nullbayes import priors
 from nullbayes.errors import SettingsError
-from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.batches import BatchFn, is_array
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import Network
@@ -153,7 +153,7 @@ class Scaled:
         return priors.best_evidence(*priors.spectrum(rows, torch.Generator().manual_seed(0)), self._theta_squared())
 
     @full_precision()
-    def tune(self, loader: Iterable[Any]) -> Self:
+    def tune(self, loader: Any, targets: Any = None) -> Self:
         """Choose the prior precision and the temperature together, by the likelihood of held-out data.
 
         An infinite precision is temperature scaling, so that on these data the result is no worse than temperature
@@ -163,12 +163,12 @@ class Scaled:
 
         Parameters
         ----------
-        loader : iterable of batches
-            Data that the network was not trained on; a thousand examples are plenty.
+        loader, targets : iterable of batches, or inputs and targets
+            Data that the network was not trained on, in any order; a thousand examples are plenty.
         """
-        outputs, changes, targets = self._evaluate(loader)
-        counted_outputs(self._likelihood, outputs, targets)
-        alpha, temperature = best_scale(Answers(self._likelihood, outputs, changes, targets))
+        outputs, changes, labels = self._evaluate(loader if targets is None else (loader, targets))
+        counted_outputs(self._likelihood, outputs, labels)
+        alpha, temperature = best_scale(Answers(self._likelihood, outputs, changes, labels))
         asked = self._asked_precision  # which a new fit goes by
         self.prior_precision, self.temperature = alpha, temperature
         self._asked_precision = asked
@@ -188,6 +188,9 @@ def check_precision(value: str | float) -> str | float:
 
 def check_method(loader: Any, method: str) -> str:
     """Return the name of a way to choose a precision, or say which there are and what they need."""
+    if is_array(method):
+        msg = "Inputs and targets are passed as one pair here: optimize_prior_precision((x, y))."
+        raise SettingsError(msg)
     if method not in METHODS:
         msg = f"method must be one of {', '.join(METHODS)}, not {method!r}."
         raise SettingsError(msg)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 
 from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
@@ -13,6 +12,7 @@ from nullbayes.jacobian.products import linearized
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.rows import Rows
 
+_CONSTANT = 1e-6  # of the largest spread
 _MEASURED = 1024  # training examples on which the change of the outputs is measured, where rows do not tell
 
 
@@ -40,7 +40,13 @@ def train_std(jacobian: JacobianRows, rows: Rows, directions: Tensor) -> tuple[f
     if each is None or stds is None or len(stds) == 1:
         return std, None
     apart = (each * len(stds) / max(1, n_counted) / len(directions)).sqrt()
-    return std, float((apart / stds.clamp_min(torch.finfo(stds.dtype).tiny)).max())
+    return std, worst_ratio(apart, stds)
+
+
+def worst_ratio(stds: Tensor, spreads: Tensor) -> float | None:  # (O,), (O,)
+    """Return the largest standard deviation as a part of the spread of its output; one that is constant has none."""
+    alive = spreads > _CONSTANT * spreads.max()
+    return float((stds[alive] / spreads[alive]).max()) if bool(alive.any()) else None
 
 
 def _own_changes(rows: Rows, directions: Tensor, jacobian: JacobianRows) -> Iterator[tuple[Tensor, int]]:

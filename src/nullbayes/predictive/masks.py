@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nullbayes.errors import DataError
+from nullbayes.jacobian.batches import as_tensors, is_array
 from nullbayes.likelihoods import Likelihood
 
-Mask = None | str | Tensor | Callable[[Any], Tensor]
+Mask = None | str | Tensor | np.ndarray | Callable[[Any], Any]
 
 
 class Masks:
@@ -21,14 +23,18 @@ class Masks:
     ----------
     likelihood : Likelihood
         Says which dimensions of the outputs are positions.
-    mask : Tensor (N, ...), callable (inputs) -> Tensor, "all", or None
+    mask : Tensor or array (N, ...), callable (inputs) -> Tensor, "all", or None
         True where a position counts. None takes an input's own ``attention_mask`` where its shape is that of the
         positions; "all" counts every position.
     """
 
     def __init__(self, likelihood: Likelihood, mask: Mask) -> None:
-        if isinstance(mask, str) and mask != "all":
-            msg = f'mask must be a tensor, a function of the inputs, "all" or None, not {mask!r}.'
+        mask = as_tensors(mask, None) if is_array(mask) else mask
+        if not (
+            mask is None or isinstance(mask, Tensor) or callable(mask) or (isinstance(mask, str) and mask == "all")
+        ):
+            what = repr(mask) if isinstance(mask, str) else f"a {type(mask).__name__}"
+            msg = f'mask must be a tensor or an array, a function of the inputs, "all" or None, not {what}.'
             raise DataError(msg)
         self._likelihood, self._mask = likelihood, mask
         self._found = list[Tensor | None]()
@@ -37,7 +43,8 @@ class Masks:
         """Take note of the mask of a batch."""
         found, shape = None, self._likelihood.positions(outputs)
         if callable(self._mask):
-            found = _fitted(self._mask(inputs), shape)
+            given = self._mask(inputs)
+            found = _fitted(as_tensors(given, None) if is_array(given) else given, shape).to(outputs.device)
         elif self._mask is None and isinstance(inputs, Mapping):
             own = inputs.get("attention_mask")
             if isinstance(own, Tensor) and 1 < own.ndim <= len(shape) and tuple(own.shape) == shape[: own.ndim]:

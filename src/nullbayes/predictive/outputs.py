@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -
     are passed over.
     """
     one = is_array(x) or isinstance(x, (tuple, Mapping))
+    x = inputs_of(x, None, network.trained_on) if isinstance(x, Mapping) else x  # a batch with its targets will do
     if not one and not isinstance(x, (Iterable, Dataset)):
         msg = f"Inputs must be a tensor, an array, a tuple, a mapping or a loader of these, not {type(x).__name__}."
         raise DataError(msg)
@@ -114,7 +116,8 @@ def predict(
         means.append(mean)
         changes.append(change)
     mean, link = joined(means), link or default_link(pred_type)
-    return summarize(mean, torch.cat(changes, dim=1), likelihood, link, masks.joined(mean))
+    made = summarize(mean, torch.cat(changes, dim=1), likelihood, link, masks.joined(mean))
+    return replace(made, index=x.index) if hasattr(x, "iloc") else made
 
 
 def joined(parts: list[Tensor]) -> Tensor:  # (n, ...) each
@@ -162,7 +165,8 @@ def summarize(
             "larger prior_precision, or scale the outputs."
         )
         warnings.warn(message, NullBayesWarning, stacklevel=2)
-    return Prediction(mean, variance, probs, samples, likelihood.noise_variance(mean), mask)
+    noise = likelihood.noise_variance(mean)
+    return Prediction(mean, variance, probs, samples, noise, mask, likelihood.name)
 
 
 def _average(mean: Tensor, changes: Tensor, variance: Tensor, likelihood: Likelihood, link: str) -> Tensor:

@@ -35,6 +35,10 @@ class Prediction:
         Variance of a regression's noise, one number or one for each output; None for other likelihoods.
     mask : Tensor (N, ...) or None
         Which positions of each input count, where outputs have positions and a mask was given or found.
+    likelihood : str
+        The name of the likelihood.
+    index : pandas.Index or None
+        That of the table which was predicted, if it was one.
     """
 
     mean: Tensor
@@ -43,6 +47,8 @@ class Prediction:
     samples: Tensor
     noise: Tensor | None = None
     mask: Tensor | None = None
+    likelihood: str = ""
+    index: Any = None
 
     @property
     def std(self) -> Tensor:  # (N, ...)
@@ -74,18 +80,19 @@ class Prediction:
     def to_numpy(self) -> dict[str, np.ndarray]:
         """Return mean, variance, std, probs, samples, noise and mask as arrays, by name; what there is of them."""
         found = {field.name: getattr(self, field.name) for field in fields(self)} | {"std": self.std}
-        return {name: value.detach().cpu().numpy() for name, value in found.items() if value is not None}
+        return {name: value.detach().cpu().numpy() for name, value in found.items() if isinstance(value, Tensor)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the same as lists, for JSON, without the samples."""
         return {name: array.tolist() for name, array in self.to_numpy().items() if name != "samples"}
 
     def to_pandas(self, level: float = 0.9) -> pd.DataFrame:
-        """Return a table with a row for each input.
+        """Return a table with a row for each input, and the index of the table that was predicted, if it was one.
 
         Its columns are mean and std of each output, and the bounds of the interval for a regression; for classes the
-        predicted one, its probability, and the probability of each. Outputs with more dimensions have a row for each
-        entry, and an index that says where it is.
+        predicted one, its probability, and the probability of each; for labels whether each is predicted (a probability
+        of one half or more), and its probability. Outputs with more dimensions have a row for each entry, and an index
+        that says where it is.
         """
         import pandas as pd
 
@@ -99,20 +106,23 @@ class Prediction:
             return pd.DataFrame({name: array.ravel() for name, array in arrays.items()}, index=index)
         columns: dict[str, Any] = {}
         probs = arrays.pop("probs", None)
-        if probs is not None and probs.shape[1] > 1:
+        if probs is not None and self.likelihood == "classification":
             columns = {"predicted": probs.argmax(1), "probability": probs.max(1)}
+        elif probs is not None:
+            arrays = {"predicted": probs >= 0.5, **arrays}
         arrays |= {} if probs is None else {"prob": probs}
         for name, array in arrays.items():
             width = array.shape[1]
             columns |= {name if width == 1 else f"{name}_{i}": array[:, i] for i in range(width)}
-        return pd.DataFrame(columns, index=pd.RangeIndex(len(self.mean), name="input"))
+        index = pd.RangeIndex(len(self.mean), name="input") if self.index is None else self.index
+        return pd.DataFrame(columns, index=index)
 
     def __repr__(self) -> str:
         """Give the shapes; the numbers would fill pages."""
-        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
         shapes = (
-            f"{name} {value if value is None else tuple(value.shape)}"
-            for name, value in tensors.items()
-            if value is not None or name == "probs"
+            f"{name} {tuple(value.shape) if isinstance(value, Tensor) else None}"
+            for name, value in found.items()
+            if isinstance(value, Tensor) or name == "probs"
         )
         return f"Prediction({', '.join(shapes)})"
