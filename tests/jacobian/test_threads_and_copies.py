@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -71,3 +72,27 @@ def test_switches_are_put_back_by_the_last_who_needs_them() -> None:
     for switches in (recurrent_kernels, eager_parts):
         assert copy.deepcopy(switches) is switches
         assert pickle.loads(pickle.dumps(switches)) is switches
+
+
+def test_copies_are_whole_while_another_thread_predicts() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    x = torch.randn(12, 4)
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x, torch.arange(12) % 3, 5, progress=False)
+    wanted, done = posterior.predict(x[:1]).variance, threading.Event()
+
+    def serve() -> None:
+        while not done.is_set():
+            posterior.predict(x[:1])
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        copies = [copy.deepcopy(posterior) for _ in range(15)]
+        copies += [pickle.loads(pickle.dumps(posterior)) for _ in range(15)]
+    finally:
+        done.set()
+        thread.join()
+    for each in copies:
+        torch.testing.assert_close(each.predict(x[:1]).variance, wanted)
