@@ -106,6 +106,29 @@ def test_inputs_without_a_mask_are_warned_of_where_training_ignored_positions(mo
     posterior.ood_score(IDS[:3], mask="all")
 
 
+def test_positions_that_training_ignored_and_the_mask_counts_are_warned_of(model: nn.Module, tmp_path: Any) -> None:
+    x, tags = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}, TAGS.clone()
+    tags[:, 0] = -100  # as of special tokens
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit([(x, tags)], 5, progress=False)
+    posterior.save(tmp_path / "file")
+    for each in (posterior, nb.load(tmp_path / "file", model)):
+        with pytest.warns(NullBayesWarning, match=r"ignored positions that attention_mask counts \(special tokens"):
+            each.ood_score(x)
+        each.ood_score(x, mask=tags != -100)
+
+
+def test_labels_that_count_at_padding_are_warned_of(model: nn.Module) -> None:
+    x = {"input_ids": IDS, "attention_mask": (IDS != 0).long()}
+    with pytest.warns(NullBayesWarning, match=r"count where attention_mask is 0.*ignore_index \(-100\)"):
+        nb.ProjectedPosterior(model, prior_precision=1.0).fit([(x, TAGS.clamp_min(0))], 5, progress=False)
+
+
+def test_batches_may_have_lengths_of_their_own_where_a_score_is_one_number(model: nn.Module) -> None:
+    posterior, parts = fit(nb.ProjectedPosterior, model), [IDS[:3, :5], IDS[3:8, :9]]
+    wanted = [posterior.ood_score(part, mask=part != 0) for part in parts]
+    torch.testing.assert_close(posterior.ood_score(parts, mask=lambda ids: ids != 0), torch.cat(wanted))
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [

@@ -193,7 +193,7 @@ def test_a_change_is_caught_in_the_sweep_in_which_it_happens(storage: Any) -> No
 
 def test_a_fit_with_rows_formed_again_catches_a_change() -> None:
     loader = data(40)
-    posterior = nb.ProjectedPosterior(MLP.build())
+    posterior = nb.ProjectedPosterior(MLP.build(), prior_precision=1.0)
     projector = nb.projectors.Krylov(nb.projectors.Alternating(block_rows=6))
     posterior.fit(loader, 2, projector=projector, memory_limit=2**13, progress=False)
     loader[2][0][5] *= 2

@@ -127,7 +127,7 @@ REFUSED = {
     "no tensor": ([("words", Y)], "no tensor"),
     "lengths that differ": ([((X, X[:3]), Y)], r"different lengths \[3, 7\]"),
     "shapes that differ": ([(X, Y), (X[:, :3], Y)], r"Batch 1.*shape \(3,\).*\(4,\): pad"),
-    "NaN input": ([(X, Y), (without(torch.nan), Y)], "Batch 1 holds NaN or Inf"),
+    "NaN input": ([(X, Y), (without(torch.nan), Y)], r"Batch 1 holds NaN or Inf in its inputs, the first at example 0"),
     "infinite input": ([(without(torch.inf), Y)], "Batch 0 holds NaN or Inf"),
 }  # fmt: skip
 
@@ -150,7 +150,7 @@ def test_unusable_data_are_refused(loader: Any, fragment: str) -> None:
 def test_targets_that_are_not_finite_are_refused(entry: float) -> None:
     x, y = REGRESSION.data()
     y[3, 1] = entry
-    with pytest.raises(DataError, match="Batch 0 holds NaN or Inf: clean the data"):
+    with pytest.raises(DataError, match="in its targets, the first at example 3, counted from 0: clean"):
         nb.OutputJacobian(MLP.build(2), [(x, y)], "regression")
 
 

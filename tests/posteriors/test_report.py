@@ -173,8 +173,20 @@ def test_more_rows_than_parameters_are_said_to_leave_a_variance_without_size() -
     small, large = (each.predict(x).variance.mean() for each in (posterior, other))
     assert large > 10 * small  # which is what the report says
     assert posterior.report.sized_by_tolerance
-    assert "their size means nothing by itself" in str(posterior.report)
+    assert "means nothing by itself" in str(posterior.report)
     assert "by itself" not in str(fit(nb.ProjectedPosterior, REGRESSION).report)
+
+
+def test_ignored_positions_are_no_rows_that_count() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+        x, y = torch.randn(4, 10, 2), torch.randint(3, (4, 10))
+    y[:, 2:] = -100
+    report = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x, y, progress=False).report
+    assert (report.n_rows, report.n_counted, report.n_parameters) == (120, 24, 33)
+    assert not report.sized_by_tolerance
+    assert "120 of 4 examples (24 count, the rest is ignored)" in str(report)
 
 
 def test_memory_is_that_of_the_fit() -> None:

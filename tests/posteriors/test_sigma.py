@@ -199,6 +199,22 @@ def test_units_do_not_matter(kind: type) -> None:
     assert covered.min() > 0.85  # of both
 
 
+def test_scores_do_not_depend_on_units() -> None:
+    x = draw(80)[0]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Linear(2, 30), nn.Tanh(), nn.Linear(30, 2)).to(x)
+    y = body(x).detach() + NOISE * randn(80, 2, generator=seeded()).to(x)
+    far = torch.cat([x[:20], 4 * x[:20]])
+    scores = []
+    for large in (1.0, 1e5):
+        units = torch.tensor([1.0, large]).to(x)
+        posterior = nb.ProjectedPosterior(InUnits(body, units), "regression")
+        posterior.fit(x, y * units, 10, tolerance=1e-6, generator=seeded(), progress=False)
+        scores.append(posterior.ood_score(far) * posterior.prior_precision)
+    torch.testing.assert_close(*scores, rtol=0.05, atol=0.0)
+
+
 def test_one_output_that_moves_is_said_aloud() -> None:
     x, _ = draw(80)
     with torch.random.fork_rng():

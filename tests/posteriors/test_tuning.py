@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import nullbayes as nb
 from drawing import randn
 from models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
-from nullbayes.errors import CollapseWarning, LikelihoodError, SettingsError
+from nullbayes.errors import CollapseWarning, LikelihoodError, NullBayesWarning, SettingsError
 from posteriors.fitting import each_kind, each_task, seeded
 from trained import draw, trained
 
@@ -194,5 +195,16 @@ def test_noise_that_was_far_too_small_is_mended() -> None:
 @pytest.mark.parametrize("kind", [nb.baselines.LinearizedLaplace, nb.baselines.LocalEnsemble, nb.baselines.MAP])
 def test_baselines_say_what_to_use_instead(kind: type) -> None:
     rival = kind(trained(CLASSIFICATION)).fit([draw(CLASSIFICATION)], progress=False)
-    with pytest.raises(SettingsError, match="optimize_prior_precision"):
+    with pytest.raises(SettingsError, match="temperature may be set"):
         rival.tune([draw(CLASSIFICATION)])
+
+
+def test_held_out_data_that_do_not_determine_a_temperature_are_warned_of() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 20), nn.Tanh(), nn.Linear(20, 3))
+        x = torch.randn(300, 4)
+    labels = model(x).argmax(1)  # all of them right
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:30], labels[:30], 5, progress=False)
+    with pytest.warns(NullBayesWarning, match=r"do not determine a temperature.*all of them predicted right"):
+        posterior.tune(x[30:], labels[30:])

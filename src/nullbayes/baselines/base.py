@@ -262,10 +262,8 @@ class Baseline(SamplePosterior):
 
     def tune(self, loader: Any, targets: Any = None) -> Never:
         """Refuse: samples of a baseline do not scale with its precision."""
-        msg = (
-            f"{type(self).__name__} has no tune: optimize_prior_precision(loader) chooses its precision, and "
-            "temperature may be set."
-        )
+        how = "optimize_prior_precision(loader) chooses its precision, and " if self._has_prior else ""
+        msg = f"{type(self).__name__} has no tune: {how}posterior.temperature may be set."
         raise SettingsError(msg)
 
     def _held_out(self, loader: Iterable[Any], pred_type: str) -> Callable[[float], float]:

@@ -273,10 +273,15 @@ def check_batch(i: int, x: Any, y: Tensor) -> None:
     if n == 0:
         msg = f"Batch {i} is empty."
         raise DataError(msg)
-    for leaf in leaves((x, y)):
-        if leaf.is_floating_point() and not torch.isfinite(leaf).all():
-            msg = f"Batch {i} holds NaN or Inf: clean the data before fitting."
-            raise DataError(msg)
+    for what, part in (("inputs", x), ("targets", y)):
+        for leaf in leaves(part):
+            if leaf.is_floating_point() and not torch.isfinite(leaf).all():
+                where = ""
+                if leaf.ndim:
+                    bad = (~torch.isfinite(leaf)).flatten(1).any(1) if leaf.ndim > 1 else ~torch.isfinite(leaf)
+                    where = f", the first at example {int(bad.nonzero()[0])}, counted from 0"
+                msg = f"Batch {i} holds NaN or Inf in its {what}{where}: clean the data before fitting."
+                raise DataError(msg)
 
 
 def _difference(i: int, found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:

@@ -6,21 +6,23 @@ The first has one row for each output of each example, the second one gradient o
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from nullbayes.errors import DataError, InputError, NullBayesError
+from nullbayes.errors import DataError, InputError, NullBayesError, NullBayesWarning
 from nullbayes.jacobian.batches import BatchFn, described, leaves
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.derivatives import check_derivatives
 from nullbayes.jacobian.finite import check_outputs
-from nullbayes.jacobian.meaning import check_ending, check_labels, check_values
+from nullbayes.jacobian.meaning import check_ending, check_labels, check_values, compare_with_mask
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.rows import Formed, JacobianRows
-from nullbayes.likelihoods import Bernoulli, Likelihood, LossFn, Regression, resolve
+from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, Regression, resolve
 from nullbayes.memory import is_out_of_memory
 
 _OPENED = {"cpu": 64, "cuda": 1024}  # examples that the network answers at a time
@@ -57,13 +59,14 @@ def _open(
     network.check_examples(few)
     check_derivatives(network, few)
     chosen = resolve(likelihood)
-    outputs, targets, n_counted = [], [], 0
+    outputs, targets, n_counted, beside_mask = [], [], 0, [False, False]
     for start, stop in examples.ranges(_OPENED.get(network.device.type, 64)):
         x, y = examples.read(start, stop)
         outputs.append(network.outputs(x))
         targets.append(y)
         check_outputs(examples, start, outputs[-1])
         chosen.check(outputs[-1], y)
+        beside_mask = [a or b for a, b in zip(beside_mask, compare_with_mask(chosen, x, y), strict=True)]
         counted = chosen.counted(outputs[-1], y)
         n_counted += outputs[-1].numel() if counted is None else int(counted.sum())
     if n_counted == 0 and not examples.partial:
@@ -76,7 +79,16 @@ def _open(
         check_values(chosen, *whole)
     apart = whole[0].ndim == 2 and isinstance(chosen, (Bernoulli, Regression))
     stds = whole[0].double().std(0, unbiased=False) if apart else None
-    return _Opened(network, examples, chosen.fitted(*whole), n_counted, chosen.spread(*whole), stds)
+    fitted = chosen.fitted(*whole)
+    if beside_mask[0] and not examples.partial:
+        message = (
+            "Some labels count where attention_mask is 0: padding becomes part of the training data. Label it with "
+            "ignore_index (-100)."
+        )
+        warnings.warn(message, NullBayesWarning, stacklevel=2)
+    if isinstance(fitted, Classification) and beside_mask[1]:
+        fitted = replace(fitted, more_ignored=True)
+    return _Opened(network, examples, fitted, n_counted, chosen.spread(*whole), stds)
 
 
 def _first_answers(network: Network, x: Any) -> Tensor:
@@ -168,6 +180,7 @@ class LossJacobian(JacobianRows):
     ) -> None:
         opened = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
         network, examples, fitted, _, output_std, self.output_stds = opened
+        self.n_counted = len(examples)  # losses
         width = math.prod(network.output_shape(examples.read(0, 1)[0]))
 
         def losses(flat: Tensor, x: Any, y: Tensor) -> Tensor:

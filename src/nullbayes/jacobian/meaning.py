@@ -74,6 +74,17 @@ def check_values(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> No
         warnings.warn(message, NullBayesWarning, stacklevel=2)
 
 
+def compare_with_mask(likelihood: Likelihood, x: Any, y: Tensor) -> tuple[bool, bool]:
+    """Return whether labels count where the input's own mask does not, and are ignored where it counts."""
+    mask = x.get("attention_mask") if isinstance(x, Mapping) else None
+    if not isinstance(likelihood, Classification) or not isinstance(mask, Tensor) or y.is_floating_point():
+        return False, False
+    if mask.shape != y.shape:
+        return False, False
+    counts, ignored = mask.bool(), y == likelihood.ignore_index
+    return bool((~ignored & ~counts).any()), bool((ignored & counts).any())
+
+
 def check_labels(network: Network, likelihood: Likelihood, x: Any, y: Tensor, outputs: Tensor) -> None:
     """Refuse labels that the model itself shifts by one position, as causal language models do.
 

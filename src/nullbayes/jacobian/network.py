@@ -161,7 +161,7 @@ class Network:
         if self.trained_on and not same_form(now, self.trained_on):
             msg = (
                 f"The network is given {now}; in training it had {self.trained_on} (n examples). Pass all of its "
-                "inputs, in that form: several as a tuple (a, b), named ones as a mapping."
+                "inputs and no others, in that form: several as a tuple (a, b), named ones as a mapping."
             )
             raise InputError(msg)
 

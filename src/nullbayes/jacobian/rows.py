@@ -53,6 +53,7 @@ class JacobianRows(Rows):
     leave all of it to the latter.
     """
 
+    n_counted: int  # rows that are not of ignored outputs
     output_stds: Tensor | None = None  # (O,) of each output by itself, where they are independent
 
     def __init__(

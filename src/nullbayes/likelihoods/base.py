@@ -31,6 +31,7 @@ class Likelihood(ABC):
     has_closed_form: bool = True  # of the predictive density, from a mean and a variance
     temperature: float = 1.0
     some_ignored: bool = False  # whether training targets left positions out
+    more_ignored: bool = False  # and such as the inputs' own mask counts
 
     @abstractmethod
     def check(self, outputs: Tensor, targets: Tensor) -> None:

@@ -35,8 +35,9 @@ class Classification(Likelihood):
     temperature : float
         Predicted probabilities are the softmax of the logits divided by it. The loss, and with it the rows, are those
         that the network was trained with, at temperature 1.
-    some_ignored : bool
-        Whether the training targets ignored some positions; a fit finds out.
+    some_ignored, more_ignored : bool
+        Whether the training targets ignored some positions, and some that the ``attention_mask`` of the inputs counts;
+        a fit finds out.
     """
 
     class_dim: int | None = None
@@ -44,6 +45,7 @@ class Classification(Likelihood):
     name: str = "classification"
     temperature: float = 1.0
     some_ignored: bool = False
+    more_ignored: bool = False
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse a single logit, and labels that are not class numbers."""
@@ -121,7 +123,7 @@ class Classification(Likelihood):
 
     def settings(self) -> dict[str, Any]:
         """Return the dimension of the classes, the label that does not count, and the temperature."""
-        names = ("class_dim", "ignore_index", "temperature", "some_ignored")
+        names = ("class_dim", "ignore_index", "temperature", "some_ignored", "more_ignored")
         return {name: getattr(self, name) for name in names}
 
     def tempered(self, temperature: float) -> Likelihood:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nullbayes import io
 from nullbayes.errors import DataError, NotFittedError, NullBayesWarning, SettingsError
-from nullbayes.jacobian.batches import BatchFn, take_examples, to_device
+from nullbayes.jacobian.batches import BatchFn, is_array, take_examples, to_device
 from nullbayes.jacobian.data import check_batch
 from nullbayes.jacobian.loaders import batches
 from nullbayes.jacobian.network import Network, OutputFn, Selection, the_output
@@ -28,7 +28,7 @@ from nullbayes.posteriors.copies import Copied
 from nullbayes.posteriors.numbers import whole
 from nullbayes.posteriors.scale import Scaled, check_precision
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Mask, Prediction, centred, default_link, joined, predict, score
+from nullbayes.predictive import Mask, Prediction, centred, default_link, joined, predict, score, stream
 
 _CHUNK = 8192  # examples times samples in memory at a time
 
@@ -213,22 +213,37 @@ class SamplePosterior(Scaled, Copied):
             As for :meth:`predict`.
         kind : str
             "max_variance" (over the outputs), "sum_variance", "max_prob_variance", "entropy" or "mutual_information".
+            Variances of a regression with several outputs are relative to the noise of each.
         per : "input" or "position"
             Where outputs have positions (tokens, pixels), one number an input is the largest of its positions for
             the kinds that begin with "max", and their mean for the others; masked positions do not count. "position"
             gives the number of each, NaN where it is masked.
         """
-        return self._scored(self.predict(x, pred_type=pred_type, mask=mask), kind, per, mask)
+        whole = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
+        pieces = [x] if whole else stream(x, self._network, self._batch_fn, self.n_samples)  # of lengths of their own
+        scores = [
+            self._scored(self.predict(piece, pred_type=pred_type, mask=mask), kind, per, mask) for piece in pieces
+        ]
+        return torch.cat(scores)
 
     def _scored(self, prediction: Prediction, kind: str, per: str, mask: Mask) -> Tensor:
         """Return the score of a prediction; warn where padding may be in it."""
-        padded = self._likelihood.some_ignored and mask is None and prediction.mask is None
-        if padded and per == "input" and len(self._likelihood.positions(prediction.mean)) > 1:
-            message = (
-                "Training targets ignored some positions (padding?), but these inputs come without a mask, so every "
-                'position counts in their scores. Pass mask=..., true where a position counts, or mask="all".'
-            )
-            warnings.warn(message, NullBayesWarning, stacklevel=3)
+        likelihood = self._likelihood
+        if mask is None and per == "input" and len(likelihood.positions(prediction.mean)) > 1:
+            message = ""
+            if likelihood.some_ignored and prediction.mask is None:
+                message = (
+                    "Training targets ignored some positions (padding?), but these inputs come without a mask, so "
+                    "every position counts in their scores."
+                )
+            elif likelihood.more_ignored:
+                message = (
+                    "Training targets ignored positions that attention_mask counts (special tokens, parts of words?). "
+                    "Nothing holds the outputs there, and they count in these scores."
+                )
+            if message:
+                advice = 'Pass mask=..., true where a position counts, or mask="all".'
+                warnings.warn(f"{message} {advice}", NullBayesWarning, stacklevel=3)
         return score(prediction, self._likelihood, kind, per)
 
     def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, O)

@@ -72,7 +72,8 @@ def _parameter(value: Any) -> bool:
 _TEMPERATURE: Mapping[str, Test] = {"temperature": _positive}
 _LIKELIHOODS: Mapping[str, Mapping[str, Test]] = {
     "classification": {
-        "class_dim": _or_none(_dimension), "ignore_index": _integer, "some_ignored": _flag, **_TEMPERATURE,
+        "class_dim": _or_none(_dimension), "ignore_index": _integer, "some_ignored": _flag, "more_ignored": _flag,
+        **_TEMPERATURE,
     },
     "regression": {"sigma_noise": _or_none(_one_or_more(_positive)), **_TEMPERATURE},
     "binary": _TEMPERATURE, "multilabel": _TEMPERATURE, "custom": {},
@@ -83,7 +84,7 @@ _PROMISE: Mapping[str, Test] = {
     "accuracy_network": _or_none(_not_negative), "accuracy_posterior": _or_none(_not_negative),
 }  # fmt: skip
 _REPORT: Mapping[str, Test] = {
-    "projector": _text, "reason": _text, "route": _text, "n_data": _count, "n_rows": _count,
+    "projector": _text, "reason": _text, "route": _text, "n_data": _count, "n_rows": _count, "n_counted": _count,
     "tolerance": _not_negative, "sweeps": _count, "residual": _list_of(_not_negative), "converged": _flag,
     "traces": _list_of(_number), "rank": _or_none(_count), "output_std": _not_negative, "seed": _count,
     "train_std": _not_negative, "worst_ratio": _or_none(_not_negative), "train_loss_std": _or_none(_not_negative),

@@ -241,7 +241,8 @@ class KernelPosterior(SamplePosterior):
         self._built, self._exact = (asked, setup), None
         return {
             "projector": type(method).__name__, "reason": setup.reason, "route": rows.route,
-            "n_data": len(rows.examples), "n_rows": rows.n_rows, "tolerance": method.rtol, "sweeps": 0, "residual": (),
+            "n_data": len(rows.examples), "n_rows": rows.n_rows, "n_counted": rows.n_counted,
+            "tolerance": method.rtol, "sweeps": 0, "residual": (),
             "converged": True, "traces": (), "rank": None, "output_std": rows.output_std,
             "notes": setup.notes, "data": rows.examples.fingerprint(),
         }  # fmt: skip

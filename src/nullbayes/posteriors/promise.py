@@ -37,7 +37,7 @@ _ON_HOST = 2**17  # outputs up to which a search is faster on the host: it is ma
 _VISIBLE = 1e-3  # of the spread of the outputs
 _ROUNDING = 8.0  # eps of the outputs
 _INDIFFERENT, _HARMLESS = 1e-5, 1e-3  # nats of held-out likelihood: of the mean, and with its error added
-_TEMPERATURES, _NOISES = (0.05, 20.0), (1e-10, 1e10)  # between which temperature scaling looks, for logits and noise
+TEMPERATURES, _NOISES = (0.05, 20.0), (1e-10, 1e10)  # between which temperature scaling looks, for logits and noise
 _AROUND = 2.0  # times less or more than that is tried beside a variance
 
 
@@ -235,7 +235,7 @@ def best_scale(found: Answers) -> tuple[float, float]:
         t = math.exp(_golden(lambda log_t: found.tempered(math.exp(log_t)).nll(alpha), math.log(low), math.log(high)))
         return found.tempered(t).nll(alpha), t
 
-    limits = _NOISES if isinstance(found.likelihood, Regression) else _TEMPERATURES
+    limits = _NOISES if isinstance(found.likelihood, Regression) else TEMPERATURES
     _, t = min(at(math.inf, *limits), (found.nll(math.inf), found.likelihood.temperature))
     if not found.std > 0.0:
         return 1.0, t

@@ -18,8 +18,12 @@ from nullbayes.projectors import Info, mean_and_error
 _LEFT = ("train_std", "worst_ratio", "train_loss_std")
 _NO_NULL_SPACE = (
     "there are at least as many rows as parameters, so no null space in the strict sense: how much variance is left "
-    "depends on the tolerance. Compare the variances of inputs; their size means nothing by itself"
+    "depends on the tolerance, and the size of a variance means nothing by itself"
 )
+_SAME = (  # as measured, whatever the precision is
+    "projector", "reason", "route", "n_data", "n_rows", "n_counted", "tolerance", "converged", "sweeps", "output_std",
+    "peak_memory",
+)  # fmt: skip
 _MUCH = 0.25  # of the spread of the outputs, for a standard deviation on training data
 
 
@@ -33,8 +37,9 @@ class FitReport:
         What was used, and why.
     route : str
         How the rows were formed.
-    n_data, n_rows, n_parameters, n_samples : int
-        The problem; ``n_data`` counts the examples that were seen.
+    n_data, n_rows, n_counted, n_parameters, n_samples : int
+        The problem; ``n_data`` counts the examples that were seen, ``n_counted`` the rows without those of ignored
+        positions, which are zero.
     kernel_dimension, kernel_dimension_stderr : float
         Effective dimension of the space that the samples live in, with its standard error.
     residual : tuple of float
@@ -77,6 +82,7 @@ class FitReport:
     route: str
     n_data: int
     n_rows: int
+    n_counted: int
     n_parameters: int
     n_samples: int
     kernel_dimension: float
@@ -115,9 +121,8 @@ class FitReport:
         """Make the report of what a fit has measured, for the prior precision ``alpha`` in use by a rule."""
         size, stderr = dimension(measured, n_parameters)
         losses, worst = measured["train_loss_std"], measured["worst_ratio"]
-        same = ("projector", "reason", "route", "n_data", "n_rows", "tolerance", "converged", "sweeps", "output_std")
         return cls(
-            **{name: measured[name] for name in (*same, "peak_memory")},
+            **{name: measured[name] for name in _SAME},
             n_parameters=n_parameters, n_samples=n_samples, kernel_dimension=size, kernel_dimension_stderr=stderr,
             residual=tuple(measured["residual"]), prior_precision=alpha, train_std=measured["train_std"] / alpha**0.5,
             collapsed=size <= max(1.0, 1e-4 * n_parameters), seconds=dict(measured["seconds"]),
@@ -131,6 +136,7 @@ class FitReport:
     def __str__(self) -> str:
         """Lay the report out as a table."""
         share = self.kernel_dimension / self.n_parameters
+        ignored = "" if self.n_counted == self.n_rows else f" ({self.n_counted:,} count, the rest is ignored)"
         within = "reached" if self.converged else "NOT reached"
         memory = (
             "unknown"
@@ -139,7 +145,7 @@ class FitReport:
         )
         lines = [
             ("projector", f"{self.projector}: {self.reason}"),
-            ("rows", f"{self.n_rows:,} of {self.n_data:,} examples, {self.route}"),
+            ("rows", f"{self.n_rows:,} of {self.n_data:,} examples{ignored}, {self.route}"),
             ("parameters", f"{self.n_parameters:,}"),
             ("samples", f"{self.n_samples}"),
             (
@@ -169,8 +175,8 @@ class FitReport:
 
     @property
     def sized_by_tolerance(self) -> bool:
-        """Whether there are as many rows as parameters or more, so that the tolerance sets the size of variances."""
-        return self.n_rows >= self.n_parameters
+        """Whether the rows that count are as many as the parameters: the tolerance then sets the size of variances."""
+        return self.n_counted >= self.n_parameters
 
     def _why(self) -> str:
         """Say how the precision came about."""

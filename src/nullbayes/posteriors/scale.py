@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Self
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nullbayes import priors
-from nullbayes.errors import SettingsError
+from nullbayes.errors import NullBayesWarning, SettingsError
 from nullbayes.jacobian.batches import BatchFn, is_array
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
@@ -20,7 +21,7 @@ from nullbayes.jacobian.network import Network
 from nullbayes.likelihoods import Likelihood
 from nullbayes.posteriors.check import counted_outputs
 from nullbayes.posteriors.numbers import positive
-from nullbayes.posteriors.promise import Answers, best_scale
+from nullbayes.posteriors.promise import TEMPERATURES, Answers, best_scale
 from nullbayes.precision import full_precision
 
 METHODS = ("nll", "grid", "marglik", "closed_form")
@@ -169,6 +170,13 @@ class Scaled:
         outputs, changes, labels = self._evaluate(loader if targets is None else (loader, targets))
         counted_outputs(self._likelihood, outputs, labels)
         alpha, temperature = best_scale(Answers(self._likelihood, outputs, changes, labels))
+        if self._likelihood.has_probabilities and temperature < 1.01 * TEMPERATURES[0]:
+            message = (
+                "The held-out data do not determine a temperature: their likelihood still rises at the edge of the "
+                f"search, at {temperature:.2g}. Are all of them predicted right? Pass more, or set "
+                "posterior.temperature = 1.0; scores of probabilities tell nothing apart else."
+            )
+            warnings.warn(message, NullBayesWarning, stacklevel=3)
         asked = self._asked_precision  # which a new fit goes by
         self.prior_precision, self.temperature = alpha, temperature
         self._asked_precision = asked

@@ -20,9 +20,10 @@ def score(prediction: Prediction, likelihood: Likelihood, kind: str, per: str = 
     code) of the probabilities; ``entropy`` is that of the mean prediction, ``mutual_information`` its part that the
     samples disagree on.
 
-    Where outputs have positions, the score of an input is the largest of its positions for the two that begin with
-    "max", and their mean for the others, so that it does not grow with the length of the input. Positions that the
-    prediction's mask leaves out do not count. ``per="position"`` gives the score of each, NaN where it is masked.
+    The variances of a regression with several outputs are relative to the noise of each, which makes their units the
+    same. Where outputs have positions, the score of an input is the largest of its positions for the two that begin
+    with "max", and their mean for the others, so that it does not grow with the length of the input. Positions that
+    the prediction's mask leaves out do not count. ``per="position"`` gives the score of each, NaN where it is masked.
     """
     if kind not in SCORES:
         msg = f"kind must be one of {', '.join(SCORES)}, not {kind!r}."
@@ -58,7 +59,8 @@ def pooled(values: Tensor, mask: Tensor | None, kind: str, per: str = "input") -
 def _of_outputs(prediction: Prediction, likelihood: Likelihood, kind: str) -> Tensor:  # (N, ...)
     """Return what each output adds to a score."""
     if kind in ("max_variance", "sum_variance"):
-        return prediction.variance
+        noise = prediction.noise  # of several outputs in units of their own: else the largest unit would speak alone
+        return prediction.variance if noise is None or noise.numel() == 1 else prediction.variance / noise
     if kind == "entropy":
         assert prediction.probs is not None
         return likelihood.entropy_terms(prediction.probs)
