@@ -70,7 +70,7 @@ CASES = (
         "Hugging Face",
         zoo.bert("Token"),
         zoo.masked_words(11, 5),
-        targets=labels(3, 5, ignored=-100),
+        targets=zoo.tags(3, 5),
         outputs=logits,
         needs="transformers",
     ),

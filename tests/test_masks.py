@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
-from drawing import randint
+from drawing import randint, randn
 from nullbayes.errors import DataError, InputError, NullBayesWarning, SettingsError
 from nullbayes.predictive import SCORES
 
@@ -211,11 +211,11 @@ class Masked(nn.Module):
 
 @pytest.fixture(scope="module")
 def pairs() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
-    generator = torch.Generator(device="cpu").manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Masked()
-    x, mask = torch.randn(30, 4, generator=generator), (torch.rand(30, 4, generator=generator) > 0.5).float()
+    x, mask = randn(30, 4, generator=generator), (randn(30, 4, generator=generator) > 0).float()
     y = (x * mask).sum(1).gt(0).long()
     return model.to(IDS.device), x.to(IDS.device), mask.to(IDS.device), y.to(IDS.device)
 

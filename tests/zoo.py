@@ -104,6 +104,17 @@ def labels(classes: int, *shape: int, ignored: int | None = None) -> Inputs:
     return draw
 
 
+def tags(classes: int, length: int) -> Inputs:
+    """Labels of masked words: the first, as special tokens are, and padding are ignored."""
+
+    def draw(n: int, generator: torch.Generator) -> Tensor:
+        found = randint(classes, (n, length), generator=generator)
+        found[:, 0], found[::2, -2:] = -100, -100
+        return found
+
+    return draw
+
+
 def masked_words(vocabulary: int, length: int) -> Inputs:
     def draw(n: int, generator: torch.Generator) -> dict[str, Tensor]:
         mask = torch.ones(n, length, dtype=torch.long)
