@@ -113,10 +113,12 @@ def write(known: list[Sentence], strange: list[Sentence], words: dict[str, int],
         print(f"language model\n{refused}\n")
     posterior = nb.LossProjectedPosterior(model, batch_fn=next_word).fit([batch], progress=False)
     check = posterior.check_fit([batch])
-    test, unknown = inputs(encoded(known[n:], words)), inputs(encoded(strange, words))
+    # after the last word nothing follows, and nothing was trained there: those positions are masked as well
+    (test, after), (unknown, then) = (next_word(encoded(part, words)) for part in (known[n:], strange))
     kind = "mutual_information"
-    auroc = nb.metrics.auroc(posterior.ood_score(test, kind), posterior.ood_score(unknown, kind))
-    one = posterior.ood_score(test, kind, per="position")[0]
+    familiar = posterior.ood_score(test, kind, mask=after != -100)
+    auroc = nb.metrics.auroc(familiar, posterior.ood_score(unknown, kind, mask=then != -100))
+    one = posterior.ood_score(test, kind, per="position", mask=after != -100)[0]
     print(f"{check}\nAUROC of sentences about something else: {auroc:.3f}")
     print("doubt after each word: " + ", ".join(f"{value:.2g}" for value in one[~one.isnan()].tolist()))
     return {"nll": check.nll_model, "own loss": float(model(**inputs(batch), labels=labels).loss.detach()),
