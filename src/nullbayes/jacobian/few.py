@@ -7,15 +7,14 @@ Three ways, for what a small network does with one input or a handful of them:
 - *By copies*: every input is repeated once for each output :math:`o`, and one backward pass of
   :math:`\sum_{i,o} f_o(x_{i,o})` over all copies gives what would take a pass for each output.
 
-Rows by copies are compared in the same pass with the gradient of the parameters themselves, of a random combination:
-layers that are not what they seem show there. Rows of the first inputs in each way, and of one in sixteen later on, are
-compared with plain differentiation of the inputs themselves as well: copies that influence each other show there, and
-operations that torch maps wrongly. Where something differs there is no answer, and the caller takes its usual way.
+Rows by copies are right where each parameter is used by its layer and nowhere else: that is read off the graph of
+every call. Rows of the first inputs in each way, and of one in sixteen later on, are compared with plain
+differentiation of the inputs themselves as well: copies that influence each other show there, and operations that torch
+maps wrongly. Where something differs there is no answer, and the caller takes its usual way.
 """
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ from nullbayes.jacobian.batches import map_leaves, n_examples
 from nullbayes.jacobian.comparison import CHUNK_TOLERANCE, Plain, gradients, ordinary, recording
 from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.leaves import Leaves
-from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, Piece
 from nullbayes.precision import full_precision
 
@@ -96,30 +94,34 @@ def _by_copies(rows: LayerRows, leaves: Leaves, x: Any, y: Tensor) -> tuple[Tens
         copies = map_leaves(lambda leaf: ordinary(leaf).repeat_interleave(width, 0) if leaf.ndim else leaf, x)
         try:
             values, seen = rows.watch(rows.layers, n * width, lambda: leaves.outputs(copies).flatten(1))
-            if len(seen) < len(rows.layers) or values.shape != (n * width, width):
+            if len(seen) < len(rows.layers) or values.shape != (n * width, width) or not _used_once(values, leaves):
                 return None
-            signs = _signs(n * width).to(values)
-            chosen = torch.eye(width, dtype=values.dtype, device=values.device).repeat(n, 1) * signs[:, None]
+            chosen = torch.eye(width, dtype=values.dtype, device=values.device).repeat(n, 1)
             outputs = [output for _, output in seen.values()]
-            found = torch.autograd.grad(
-                values, [*outputs, *leaves.tensors], chosen, allow_unused=True, materialize_grads=True
-            )
+            found = torch.autograd.grad(values, outputs, chosen, allow_unused=True, materialize_grads=True)
         except Exception:  # a network that takes no batch of this size, or too much memory: there is the usual way
             return None
     pieces: list[Piece] = []
-    for layer, (inputs, output), gradient in zip(rows.layers, seen.values(), found, strict=False):
-        own = gradient * signs.view(-1, *(1 for _ in output.shape[1:]))
-        pieces += layer.pieces(inputs[::width], own.unflatten(0, (n, width)))
-    block = HeldBlock(tuple(pieces), n * width, rows.network.n_parameters, width, rows.network.theta)
-    wanted = torch.cat([part.reshape(-1) for part in found[len(outputs) :]])
-    error = block.rmv(signs[None])[0] - wanted
-    if not float(error.norm()) <= CHUNK_TOLERANCE * float(wanted.norm()):
-        return None
+    for layer, (inputs, _), gradient in zip(rows.layers, seen.values(), found, strict=True):
+        pieces += layer.pieces(inputs[::width], gradient.unflatten(0, (n, width)))
     return values.detach()[::width], pieces
 
 
-@functools.cache
-def _signs(n: int) -> Tensor:  # (n,)
-    """Return random signs, always the same: divided by them, nothing is rounded."""
-    generator = torch.Generator(device="cpu").manual_seed(2)
-    return torch.randint(2, (n,), generator=generator, device="cpu") * 2 - 1
+def _used_once(values: Tensor, leaves: Leaves) -> bool:
+    """Whether the graph of some values leads to no parameter by more than one way: its layer's own."""
+    known, reached = {id(tensor) for tensor in leaves.tensors}, set[int]()
+    seen, waiting = set[Any](), [values.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None:
+            continue
+        for following, _ in node.next_functions:
+            leaf = id(getattr(following, "variable", None))
+            if leaf in known:
+                if leaf in reached:
+                    return False
+                reached.add(leaf)
+            elif following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return True
