@@ -114,8 +114,13 @@ def check(found: dict[str, Any], own: int) -> None:
 needs_proc = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells the peak")
 
 
+SLOWER = ("gradients of losses", "smaller blocks", "many samples")  # which the others stand for in `make test`
+
+
 @needs_proc
-@pytest.mark.parametrize("case", FITS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=pytest.mark.slow) if name in SLOWER else name for name in FITS]
+)
 def test_fit_keeps_to_its_limit_and_to_its_plan(case: str) -> None:
     name, n, kind, n_samples, limit, storage = FITS[case]
     found = measured_apart(name, n, kind, n_samples, limit * MIB)
