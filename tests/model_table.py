@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
 import zoo
-from zoo import LAYERS, Case, labels, numbers, words
+from table_entry import LAYERS, Case, labels, masked_words, numbers, tags, words
 
 VMAP, SINGLY, ROWS = "vmap(jacrev)", "example by example", "rows"
 
@@ -61,7 +61,7 @@ CASES = (
         "BERT classifier",
         "Hugging Face",
         zoo.bert("Sequence"),
-        zoo.masked_words(11, 5),
+        masked_words(11, 5),
         outputs=logits,
         needs="transformers",
     ),
@@ -69,8 +69,8 @@ CASES = (
         "BERT token classifier with ignore_index",
         "Hugging Face",
         zoo.bert("Token"),
-        zoo.masked_words(11, 5),
-        targets=zoo.tags(3, 5),
+        masked_words(11, 5),
+        targets=tags(3, 5),
         outputs=logits,
         needs="transformers",
     ),
@@ -78,7 +78,7 @@ CASES = (
         "GPT-2 with tied embeddings",
         "Hugging Face",
         zoo.gpt2,
-        zoo.masked_words(7, 4),
+        masked_words(7, 4),
         targets=labels(7, 3, ignored=-100),
         needs="transformers",
     ),

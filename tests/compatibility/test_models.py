@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import nullbayes as nb
 from model_table import CASES
 from nullbayes.posteriors.promise import NATS
-from zoo import FORWARD, Case, call, moved
+from table_entry import FORWARD, Case, call, moved
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning"),

@@ -268,7 +268,7 @@ class Baseline(SamplePosterior):
 
     def _held_out(self, loader: Iterable[Any], pred_type: str) -> Callable[[float], float]:
         """Return the log-likelihood of the mean prediction as a function of the precision."""
-        chunks = list(self._pieces(loader, 1024))
+        chunks = list(self._pieces(loader))
         link = self._link if self._link == "mc" else default_link(pred_type)
 
         def objective(alpha: float) -> float:

@@ -13,7 +13,6 @@ from nullbayes.errors import LikelihoodError, SettingsError
 from nullbayes.likelihoods import Classification
 from nullbayes.predictive import LINKS, PRED_TYPES, Mask, Masks, Prediction, joined, pooled, stream
 
-_AT_ONCE = 1024  # examples
 _KINDS = ("max_softmax", "max_logit", "entropy")
 
 
@@ -103,7 +102,7 @@ class MAP(Baseline):
 
     def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
         outputs, targets = [], []
-        for x, y in self._pieces(loader, _AT_ONCE):
+        for x, y in self._pieces(loader):
             outputs.append(self._network.outputs(x))
             self._likelihood.check(outputs[-1], y)
             targets.append(y)

@@ -16,7 +16,6 @@ from nullbayes.jacobian.network import Network
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Masks, Prediction, default_link, joined, stream, summarize
 
-_AT_ONCE = 1024  # examples
 _PREFIX = "member."
 
 
@@ -109,7 +108,7 @@ class Members(Baseline):
         return super().ood_score(x, kind, per=per, mask=mask, pred_type=pred_type)
 
     def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        inputs, targets = zip(*self._pieces(loader, _AT_ONCE), strict=True)
+        inputs, targets = zip(*self._pieces(loader), strict=True)
         outputs, y = joined([self._network.outputs(x) for x in inputs]), torch.cat(targets)
         self._likelihood.check(outputs, y)
         return outputs, self.predict(list(inputs)).samples - outputs, y

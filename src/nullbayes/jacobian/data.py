@@ -36,7 +36,7 @@ _PROBED_BATCHES = 2  # read twice at once; a shuffled or augmented batch differs
 _KEPT_ON_DEVICE = 2**31  # bytes of data that may lie beside the model
 _HELD_SHARE = 0.25  # of the free memory of the host
 _NAMED = 5  # examples that an error names
-IN_ORDER = "Rows are revisited in order, and what the loader leaves out the posterior would be free to change"
+IN_ORDER = "A fit reads the data several times, and must find all examples in the same order"
 
 
 class Examples:

@@ -75,11 +75,11 @@ def _open(
     check_ending(network, chosen, few)
     check_labels(network, chosen, few, few_targets, answers)
     whole = torch.cat(outputs), torch.cat(targets)
+    fitted = chosen.fitted(*whole)
     if not examples.partial:
-        check_values(chosen, *whole)
+        check_values(fitted, *whole)
     apart = whole[0].ndim == 2 and isinstance(chosen, (Bernoulli, Regression))
     stds = whole[0].double().std(0, unbiased=False) if apart else None
-    fitted = chosen.fitted(*whole)
     if beside_mask[0] and not examples.partial:
         message = (
             "Some labels count where attention_mask is 0: padding becomes part of the training data. Label it with "
@@ -101,7 +101,7 @@ def _first_answers(network: Network, x: Any) -> Tensor:
         if is_out_of_memory(error):
             raise
         said = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        whole = any(not leaf.is_floating_point() for leaf in leaves(x))
+        whole = "type" in said[0] and any(not leaf.is_floating_point() for leaf in leaves(x))
         hint = f" Whole numbers may have to be converted: x.to({network.dtype})." if whole else ""
         msg = f"The network failed on the first batch, {described(x)} (n examples): {said[0]}{hint}"
         raise InputError(msg) from error

@@ -81,7 +81,8 @@ def check_order(loader: Iterable[Any], purpose: str) -> None:
     reasons = [reason for reason in (_randomness(loader), _losses(loader)) if reason]
     if not reasons:
         return
-    more = "; it also " + _augmentation(loader.dataset) if _augmentation(loader.dataset) else ""
+    augments = _augmentation(loader.dataset)
+    more = f"; it also {augments}" if augments else ""
     repair = f"nb.evaluation_loader(loader) makes one that does {'neither' if len(reasons) > 1 else 'not'}"
     msg = f"The loader {' and '.join(reasons)}{more}. {purpose}: pass {_wanted(loader)}; {repair}."
     raise DataError(msg + (" Augmentation is for you to switch off in the dataset." if more else ""))

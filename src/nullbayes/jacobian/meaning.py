@@ -38,6 +38,8 @@ _LOGITS = (
 
 def check_ending(network: Network, likelihood: Likelihood, x: Any) -> None:
     """Refuse a network that ends in the softmax or the sigmoid that the likelihood applies to its outputs."""
+    if not isinstance(likelihood, (Bernoulli, Classification)):
+        return
     with recording(), network.lock:
         theta = network.theta.clone().requires_grad_()
         last = _last_operation(network(theta, map_leaves(ordinary, x)))
@@ -54,8 +56,7 @@ def check_ending(network: Network, likelihood: Likelihood, x: Any) -> None:
 def check_values(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> None:
     """Refuse outputs on the training data that are probabilities; warn of those that may be, or are all the same."""
     if isinstance(likelihood, Classification):
-        dim = likelihood._dimension(outputs, targets)
-        sums = outputs.sum(dim)
+        sums = likelihood.at_positions(outputs, largest=False)
         if float(outputs.min()) >= 0.0 and float((sums - 1.0).abs().max()) <= _SUM_TOLERANCE:
             msg = f'The outputs are probabilities: they sum to 1. "classification" takes logits. {_LOGS}'
             raise LikelihoodError(msg)

@@ -30,6 +30,7 @@ from nullbayes.posteriors.scale import Scaled, check_precision
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Prediction, centred, default_link, joined, predict, score, stream
 
+_AT_ONCE = 1024  # examples
 _CHUNK = 8192  # examples times samples in memory at a time
 
 
@@ -264,7 +265,7 @@ class SamplePosterior(Scaled, Copied):
             targets.append(y)
         return joined(outputs), torch.cat(changes, dim=1), torch.cat(targets)
 
-    def _pieces(self, data: Any, size: int) -> Iterator[tuple[Any, Tensor]]:
+    def _pieces(self, data: Any, size: int = _AT_ONCE) -> Iterator[tuple[Any, Tensor]]:
         """Iterate once over inputs and targets, so many at a time and in whatever order they come."""
         self._network.check_unchanged()
         empty = True
