@@ -83,7 +83,6 @@ class LayerRows:
         self._vmap = self._one_for_all = self._batched = self._shared = True  # until it is seen to fail
         self._turns, self._asked = 0, dict[str, tuple[int, int]]()  # by way: inputs so far, and when last compared
         self.at_once = True  # whether torch maps its derivatives over outputs, until it is seen to fail
-        self._owned = sum(parameter.numel() for parameter in network.module.parameters())
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
         try:
             seen = self._capture(find_layers(network), few, y)
@@ -94,6 +93,8 @@ class LayerRows:
             seen = self._capture(find_layers(network), few, y)
         self.layers = with_all_uses(layer for layer in find_layers(network) if layer.name in seen.layers)
         self.rest = self._uncovered()
+        owned = sum(parameter.numel() for layer in self.layers for parameter in layer.module.parameters())
+        self._owns_all = owned == sum(parameter.numel() for parameter in network.module.parameters())
         self.width = narrow.width
         formed = {layer: layer.pieces(*seen.layers[layer.name]) for layer in self.layers}
         if self.layers and not self._worthwhile(formed):
@@ -126,8 +127,7 @@ class LayerRows:
     @property
     def whole(self) -> bool:
         """Whether the rows go by layers, and these are all that the network has of parameters."""
-        owned = sum(parameter.numel() for layer in self.layers for parameter in layer.module.parameters())
-        return bool(self.layers) and not self.rest and owned == self._owned
+        return bool(self.layers) and not self.rest and self._owns_all
 
     def is_due(self, way: str, n: int, first: int, one_in: int) -> bool:
         """Whether rows of ``n`` more inputs, formed in a way, should be compared: the first, then one in so many."""
