@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP, MODELS, Model
 from nullbayes import demo, metrics
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos
 from nullbayes.testing import cases
+from support.models import CLASSIFICATION, MLP, MODELS, Model
 
 PROJECTORS = {
     "auto": "auto",
@@ -52,7 +52,7 @@ def without_warnings() -> Iterator[None]:
 
 
 # made at import, before the default device is moved
-MODEL = {model.name: (model.build(), model.inputs(6, torch.Generator().manual_seed(1))) for model in MODELS}
+MODEL = {model.name: (model.build(), model.inputs(6, torch.Generator().manual_seed(1))) for model in MODELS.values()}
 TARGETS = CLASSIFICATION.targets(6, torch.Generator().manual_seed(2))
 
 
@@ -90,7 +90,7 @@ def test_posterior_lies_where_its_model_lies(
 
 
 @each_kind
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
 def test_rows_of_every_model_lie_where_it_lies(kind: type, model: Model, elsewhere: torch.device) -> None:
     network, x = MODEL[model.name]
     posterior = kind(network).fit(data(model), 3, progress=False)

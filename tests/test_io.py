@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from drawing import randn
-from files import EXACT, X_NEW, fit
-from models import BATCHNORM, CLASSIFICATION, CUSTOM, MLP, MODELS, REGRESSION, TASKS, Task, cauchy
 from nullbayes.errors import FileError, NotFittedError, SettingsError
+from support.drawing import randn
+from support.models import BATCHNORM, CLASSIFICATION, CUSTOM, MLP, MODELS, REGRESSION, TASKS, Task, cauchy
+from support.posterior_fits import EXACT, X_NEW, fit_mlp
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 
@@ -26,7 +26,7 @@ each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def saved(tmp_path: Path) -> Path:
     """A posterior file of the small network."""
     path = tmp_path / "posterior.safetensors"
-    fit().save(path)
+    fit_mlp().save(path)
     return path
 
 
@@ -36,7 +36,7 @@ def saved(tmp_path: Path) -> Path:
 @each_task
 @each_kind
 def test_a_posterior_comes_back_bit_by_bit(kind: type, task: Task, tmp_path: Path) -> None:
-    posterior = fit(kind, task)
+    posterior = fit_mlp(kind, task)
     posterior.save(tmp_path / "file")
     loss = {"likelihood": cauchy} if task is CUSTOM else {}
     loaded = nb.load(tmp_path / "file", MLP.build(task.outputs), **loss)
@@ -63,7 +63,7 @@ def test_fitted_noise_is_kept(kind: type, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", [3.25, "optimal", "paper"])
 def test_the_precision_in_use_is_kept(precision: float | str, saved: Path) -> None:
-    posterior = fit()
+    posterior = fit_mlp()
     posterior.prior_precision = precision
     posterior.save(saved)
     loaded = nb.load(saved, MLP.build())
@@ -73,7 +73,7 @@ def test_the_precision_in_use_is_kept(precision: float | str, saved: Path) -> No
         assert loaded.prior_precision == posterior.prior_precision
 
 
-@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", MODELS.values(), ids=lambda case: case.name)
 def test_every_network_knows_its_file(case: Any, tmp_path: Path) -> None:
     model, (x, y) = case.build(), CLASSIFICATION.data(case, n=3)
     posterior = nb.ProjectedPosterior(model).fit([(x, y)], 3, projector="auto", progress=False)
@@ -141,7 +141,7 @@ def test_a_loaded_posterior_goes_on_where_it_was(kind: type, options: dict[str, 
 
 def test_a_loaded_posterior_with_a_base_does_not_go_on_with_another(tmp_path: Path) -> None:
     base = 5 * randn(4, 51, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    posterior = fit(base=lambda n, generator: base[:n])
+    posterior = fit_mlp(n_samples=4, base=lambda n, generator: base[:n])
     posterior.save(tmp_path / "file")
     loaded = nb.load(tmp_path / "file", MLP.build())
     assert torch.equal(loaded.directions, posterior.directions)
@@ -156,7 +156,7 @@ def test_a_loaded_posterior_with_a_base_does_not_go_on_with_another(tmp_path: Pa
 
 
 def test_a_loss_of_ones_own_must_be_given_again(tmp_path: Path) -> None:
-    fit(task=CUSTOM).save(tmp_path / "file")
+    fit_mlp(task=CUSTOM).save(tmp_path / "file")
     with pytest.raises(FileError, match=r"a file cannot hold: pass load\(..., likelihood=loss\)"):
         nb.load(tmp_path / "file", MLP.build(2))
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from drawing import randn
-from models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, TASKS, Task, cauchy
 from nullbayes.errors import LikelihoodError
 from nullbayes.likelihoods import Bernoulli, Classification, CustomLoss, Regression, resolve
+from support.drawing import randn
+from support.models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, TASKS, Task, cauchy
 
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 

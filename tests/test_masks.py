@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
-from drawing import randint, randn
 from nullbayes.errors import DataError, InputError, NullBayesWarning, SettingsError
 from nullbayes.predictive import SCORES
+from support.drawing import randint, randn
 
 VOCABULARY, CLASSES, LENGTH = 30, 4, 12
 KINDS = [nb.ProjectedPosterior, nb.LossProjectedPosterior, nb.baselines.LastLayerLaplace]

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawing import randint, randn, randperm
 from nullbayes import metrics
+from support.drawing import randint, randn, randperm
 
 oracle = pytest.importorskip("sklearn.metrics")
 

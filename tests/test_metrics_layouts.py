@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawing import rand, randint, randn
 from nullbayes import metrics
+from support.drawing import rand, randint, randn
 
 oracle = pytest.importorskip("sklearn.metrics")
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawing import randn
 from nullbayes import metrics
+from support.drawing import randn
 
 integrate = pytest.importorskip("scipy.integrate")
 stats = pytest.importorskip("scipy.stats")

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.precision import full_precision, tensor_float32
 from nullbayes.projectors import Projection, Projector
+from support.models import CLASSIFICATION, MLP
 
 SWITCHES = {
     "fp32_precision": lambda: torch.backends.fp32_precision,

@@ -8,14 +8,24 @@ import pytest
 import torch
 
 import nullbayes as nb
-from drawing import randn
-from models import CLASSIFICATION, MLP, MODELS, REGRESSION, Model, call, flat_parameters, jacobian, with_parameters
 from nullbayes import predictive
 from nullbayes.errors import DataError, LikelihoodError, NullBayesWarning, SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.likelihoods import Bernoulli, Classification, Regression, resolve
+from support.drawing import randn
+from support.models import (
+    CLASSIFICATION,
+    MLP,
+    MODELS,
+    REGRESSION,
+    Model,
+    call,
+    flat_parameters,
+    jacobian,
+    with_parameters,
+)
 
-each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+each_model = pytest.mark.parametrize("case", MODELS.values(), ids=lambda case: case.name)
 
 
 def deviations(model: torch.nn.Module, n: int = 4) -> torch.Tensor:

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP, REGRESSION, Task, flat_parameters, gauss_newton
 from nullbayes import priors
 from nullbayes.errors import LikelihoodError, NullBayesWarning, SettingsError
+from support.models import CLASSIFICATION, MLP, REGRESSION, Task, flat_parameters, gauss_newton
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 

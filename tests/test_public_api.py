@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes import errors
+from support.models import CLASSIFICATION, MLP
 
 NAMES = (
     "ProjectedPosterior", "LossProjectedPosterior", "load", "plan", "Plan", "OutputJacobian", "LossJacobian",

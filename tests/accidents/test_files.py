@@ -13,11 +13,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 import nullbayes as nb
-from drawing import randint
-from files import X_NEW, Change, rewritten
-from models import MLP
 from nullbayes import io
 from nullbayes.errors import FileError, LikelihoodError, ModelError
+from support.drawing import randint
+from support.models import MLP
+from support.posterior_files import Change, rewritten
+from support.posterior_fits import X_NEW
 
 DAMAGED = "not a posterior file, or it is truncated or altered"
 OTHER_VERSION = "not a posterior file of this version, or it was altered"

@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nullbayes as nb
-from files import X_NEW, fit, rewritten
-from models import MLP
 from nullbayes import io
 from nullbayes.errors import FileError, InputError
+from support.models import MLP
+from support.posterior_files import rewritten
+from support.posterior_fits import X_NEW, fit_mlp
 
 many = settings(
     max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -73,7 +74,7 @@ def test_flipped_bits(bits: list[float], good: bytes, saved: Path) -> None:
 def other(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Another good file of the same model, as long and longer in places."""
     path = tmp_path_factory.mktemp("other") / "posterior"
-    fit(generator=torch.Generator().manual_seed(1)).save(path)
+    fit_mlp(generator=torch.Generator().manual_seed(1)).save(path)
     return path.read_bytes()
 
 

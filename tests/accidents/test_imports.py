@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nullbayes import cli
-from processes import PACKAGES
+from support.processes import PACKAGES
 
 HEAVY = {"matplotlib", "sklearn", "transformers", "scipy", "curvlinops", "pandas"}
 CHECKOUT = Path(cli.__file__).parents[2]

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from models import ATTENTION, BATCHNORM, CLASSIFICATION, MLP, Model
 from nullbayes.errors import ModelError
+from support.models import ATTENTION, BATCHNORM, CLASSIFICATION, MLP, Model
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.NullBayesWarning")
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from models import ATTENTION, CLASSIFICATION, CNN, MLP, Model, Slow
+from support.models import ATTENTION, CLASSIFICATION, CNN, MLP, Model, Slow
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from baselines.methods import METHODS, X_NEW, Method, each_baseline, each_method, each_sampler
-from models import CLASSIFICATION, CUSTOM, MLP
 from nullbayes.errors import DataError, LikelihoodError, ModelError, NotFittedError, SettingsError
+from support.method_table import METHODS, X_NEW, Method, each_baseline, each_method, each_sampler
+from support.models import CLASSIFICATION, CUSTOM, MLP
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 

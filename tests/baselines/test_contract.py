@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
-from baselines.methods import BASELINES, X_NEW, Method, answer, each_baseline, each_method, each_sampler
-from drawing import randint, randn
-from models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, TASKS, Task, batches
 from nullbayes import baselines
 from nullbayes.errors import LikelihoodError, NotFittedError, SettingsError
+from support.drawing import randint, randn
+from support.method_table import BASELINES, X_NEW, Method, answer, each_baseline, each_method, each_sampler
+from support.models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, TASKS, Task, batches
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from baselines.methods import X_NEW, Method, each_method
-from models import CLASSIFICATION, CUSTOM, MLP
 from nullbayes.errors import NotFittedError, SettingsError
+from support.method_table import X_NEW, Method, each_method
+from support.models import CLASSIFICATION, CUSTOM, MLP
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from baselines.methods import X_NEW, Method, each_method
-from cube import Cube
-from drawing import randn
-from models import CLASSIFICATION, jacobian
 from nullbayes.errors import InputError, NullBayesError
+from support.cube import Cube
+from support.drawing import randn
+from support.method_table import X_NEW, Method, each_method
+from support.models import CLASSIFICATION, jacobian
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 

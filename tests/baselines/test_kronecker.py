@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import BATCHNORM, BINARY, CLASSIFICATION, MLP, MODELS, MULTILABEL, REGRESSION, Model, Task, jacobian
 from nullbayes.baselines import DiagonalLaplace, KroneckerLaplace
 from nullbayes.errors import ModelError
+from support.models import BATCHNORM, BINARY, CLASSIFICATION, MLP, MODELS, MULTILABEL, REGRESSION, Model, Task, jacobian
 
-CNN, KEYWORDS, NAMED, TIED, ODD = MODELS[3], MODELS[15], MODELS[10], MODELS[7], MODELS[4]
+CNN, KEYWORDS, NAMED, TIED, ODD = (
+    MODELS[name] for name in ("cnn", "keyword calls", "named inputs", "tied weights", "odd convolutions")
+)
 ALPHA = 0.6
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("curvlinops") is None, reason="needs curvlinops")

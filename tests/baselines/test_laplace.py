@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from models import (
+from nullbayes.baselines import DiagonalLaplace, LastLayerLaplace, LinearizedLaplace
+from nullbayes.errors import LikelihoodError, ModelError, NotFittedError, SettingsError
+from support.models import (
     CLASSIFICATION,
     CUSTOM,
     MLP,
@@ -24,11 +26,9 @@ from models import (
     gauss_newton,
     jacobian,
 )
-from nullbayes.baselines import DiagonalLaplace, LastLayerLaplace, LinearizedLaplace
-from nullbayes.errors import LikelihoodError, ModelError, NotFittedError, SettingsError
 
 HESSIAN_TASKS = [task for task in TASKS if task is not CUSTOM]
-CNN, BATCHNORM, TIED = MODELS[3], MODELS[5], MODELS[7]
+CNN, BATCHNORM, TIED = MODELS["cnn"], MODELS["batchnorm"], MODELS["tied weights"]
 ALPHA = 0.7
 
 each_task = pytest.mark.parametrize("task", HESSIAN_TASKS, ids=lambda task: task.name)

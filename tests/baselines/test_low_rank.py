@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from models import BINARY, CLASSIFICATION, MLP, MULTILABEL, REGRESSION, Task, gauss_newton, jacobian
 from nullbayes import io
 from nullbayes.baselines import SCOD, LanczosLaplace, LinearizedLaplace, LocalEnsemble, SketchedLanczos
 from nullbayes.errors import FileError, SettingsError
+from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, REGRESSION, Task, gauss_newton, jacobian
 
 X_NEW = MLP.inputs(6, torch.Generator().manual_seed(11))
 N, ALPHA = 20, 0.3  # 60 rows over 51 parameters

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from models import BATCHNORM, CLASSIFICATION, MLP, call, flat_parameters, with_parameters
 from nullbayes.baselines import SWAG, DeepEnsemble
 from nullbayes.errors import ModelError, SettingsError
 from nullbayes.posteriors import noise
+from support.drawing import randn
+from support.models import BATCHNORM, CLASSIFICATION, MLP, call, flat_parameters, with_parameters
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import nullbayes as nb
-from model_table import CASES
 from nullbayes.posteriors.promise import NATS
-from table_entry import FORWARD, Case, call, moved
+from support.compatibility_case import FORWARD, Case, call, moved
+from support.compatibility_table import CASES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning"),

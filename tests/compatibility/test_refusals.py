@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from compatibility.document import FILE, document
-from model_table import CASES, REFUSED
 from nullbayes.errors import DataError, LikelihoodError, ModelError
+from support.compatibility_page import FILE, document
+from support.compatibility_table import CASES, REFUSED
 
 ADVICE = re.compile(r"use|pass|set|call|leave|say|make|train|move|clean|restrict|bring", flags=re.IGNORECASE)
 

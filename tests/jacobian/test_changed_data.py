@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from models import CLASSIFICATION, MLP, batches
 from nullbayes.errors import DataError
 from nullbayes.jacobian.checksums import checksums
 from nullbayes.jacobian.data import Examples
+from support.drawing import randn
+from support.models import CLASSIFICATION, MLP, batches
 
 DEVICE = torch.get_default_device()
 DTYPES = (

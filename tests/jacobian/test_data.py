@@ -22,11 +22,11 @@ from torch.utils.data import (
 )
 
 import nullbayes as nb
-from drawing import randperm
-from models import CLASSIFICATION, MLP, MODELS, REGRESSION, batches, jacobian
 from nullbayes.errors import DataError, NullBayesError
 from nullbayes.jacobian.batches import inputs_of, n_examples
 from nullbayes.jacobian.data import Examples
+from support.drawing import randperm
+from support.models import CLASSIFICATION, MLP, MODELS, REGRESSION, batches, jacobian
 
 X, Y = CLASSIFICATION.data(n=7)
 DATASET = TensorDataset(X, Y)
@@ -163,7 +163,7 @@ def test_batch_fn_takes_a_batch_apart() -> None:
 
 @pytest.mark.parametrize("key", ["labels", "label", "targets", "target", "y"])
 def test_targets_of_a_mapping_go_by_several_names(key: str) -> None:
-    case = MODELS[10]
+    case = MODELS["named inputs"]
     x, y = CLASSIFICATION.data(case)
     model = case.build()
     torch.testing.assert_close(nb.OutputJacobian(model, [{**x, key: y}]).dense(), jacobian(model, x).flatten(0, 1))
@@ -182,7 +182,7 @@ def test_ranges_cross_batches() -> None:
 
 
 def test_ranges_of_structured_inputs_cross_batches() -> None:
-    pair, named = MODELS[11], MODELS[10]
+    pair, named = MODELS["two inputs"], MODELS["named inputs"]
     for case in (pair, named):
         x, y = CLASSIFICATION.data(case)
         got, _ = Examples(batches(x, y, (2, 3)), None, CPU).read(1, 4)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from models import TiedWeights, jacobian
 from nullbayes.jacobian.few import form_few
 from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.leaves import Leaves
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.linalg.held import HeldBlock
+from support.models import TiedWeights, jacobian
 
 
 class Wired(nn.Module):

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randint, randn
-from models import batches
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.finite import check_outputs, check_rows
+from support.drawing import randint, randn
+from support.models import batches
 
 DEVICE = torch.get_default_device()
 SIZES = (5, 1, 7, 6, 4)

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 import nullbayes as nb
-from drawing import randint, randn
-from models import CLASSIFICATION, MLP, batches
 from nullbayes.errors import DataError, LikelihoodError
 from nullbayes.jacobian.batches import inputs_of
 from nullbayes.jacobian.data import Examples
+from support.drawing import randint, randn
+from support.models import CLASSIFICATION, MLP, batches
 
 DEVICE = torch.get_default_device()
 N = 11

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from jacobian.layer_table import LAYERS, build, each_layer
-from models import jacobian
 from nullbayes.jacobian.layer_rules import RULES
 from nullbayes.linalg.pieces import OuterPiece
+from support.layer_table import LAYERS, build, each_layer
+from support.models import jacobian
 
 
 @each_layer

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import DataError, FileError, ModelError
-from two_layers import D, X, Y, fit, slow_rows, two
+from support.drawing import randn
+from support.two_layers import D, X, Y, fit_two_layers, slow_rows, two
 
 # --- what is left alone -----------------------------------------------------------------------------------------------
 
@@ -23,7 +23,7 @@ def test_buffers_that_the_forward_pass_writes_are_the_copys() -> None:
 
     model = two(forward)
     model.register_buffer("calls", torch.tensor(0))
-    fit(model).predict(X)
+    fit_two_layers(model).predict(X)
     assert int(model.calls) == 0
 
 
@@ -38,7 +38,7 @@ def test_what_a_model_keeps_of_its_last_call_does_not_hinder_a_copy(norm: bool) 
     if norm:
         model.a = nn.utils.weight_norm(model.a)
     model.eval()(X)
-    posterior = fit(model)
+    posterior = fit_two_layers(model)
     wanted = posterior.predict(X).mean
     model.train()
     torch.testing.assert_close(posterior.predict(X).mean, wanted)
@@ -55,7 +55,7 @@ def test_old_parametrizations_of_convolutions_have_rows() -> None:
 def test_inputs_may_be_worked_on_in_place_and_stay_as_they_were() -> None:
     model = two(lambda self, x: self.h(torch.tanh(self.a(x.sub_(0.5)))))
     x = X.clone()
-    posterior = fit(model, x)
+    posterior = fit_two_layers(model, x)
     posterior.predict(x)
     assert torch.equal(x, X)
     torch.testing.assert_close(posterior.predict(x).mean, model(X.clone()).detach(), rtol=0, atol=1e-6)
@@ -64,12 +64,12 @@ def test_inputs_may_be_worked_on_in_place_and_stay_as_they_were() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_outputs_in_another_precision_are_taken_back(dtype: torch.dtype) -> None:
     model = two(lambda self, x: self.h(torch.tanh(self.a(x))).to(dtype)).float()
-    posterior = fit(model, X.float(), Y.float())
+    posterior = fit_two_layers(model, X.float(), Y.float())
     assert posterior.predict(X.float()).samples.dtype == torch.float32
 
 
 def test_a_wrong_input_does_not_turn_forward_mode_off() -> None:
-    posterior = fit(two(lambda self, x: self.h(torch.tanh(self.a(x)))))
+    posterior = fit_two_layers(two(lambda self, x: self.h(torch.tanh(self.a(x)))))
     assert posterior._network.forward_mode
     with pytest.raises(RuntimeError):
         posterior.predict(X[:, :3])
@@ -81,7 +81,7 @@ def test_a_wrong_input_does_not_turn_forward_mode_off() -> None:
 
 def test_other_data_of_the_same_size_are_not_taken_for_the_first(tmp_path: Any) -> None:
     model = two(lambda self, x: self.h(torch.tanh(self.a(x))))
-    fit(model).save(tmp_path / "file")
+    fit_two_layers(model).save(tmp_path / "file")
     loaded = nb.load(tmp_path / "file", model)
     with pytest.raises(DataError, match="other data than the posterior was fitted to"):
         loaded.prepare([(X + 1, Y)])
@@ -90,11 +90,11 @@ def test_other_data_of_the_same_size_are_not_taken_for_the_first(tmp_path: Any) 
 
 def test_a_posterior_is_loaded_as_it_was_fitted(tmp_path: Any) -> None:
     model = two(lambda self, x: self.h(torch.tanh(self.a(x))))
-    fit(model, y=Y[:, :1], output_fn=lambda o: o[:, :1]).save(tmp_path / "file")
+    fit_two_layers(model, y=Y[:, :1], output_fn=lambda o: o[:, :1]).save(tmp_path / "file")
     with pytest.raises(FileError, match="fitted with an output_fn of your own"):
         nb.load(tmp_path / "file", model)
     nb.load(tmp_path / "file", model, output_fn=lambda o: o[:, :1])
-    fit(model).save(tmp_path / "file")
+    fit_two_layers(model).save(tmp_path / "file")
     with pytest.raises(FileError, match="fitted without an output_fn"):
         nb.load(tmp_path / "file", model, output_fn=lambda o: o[:, :1])
     with pytest.raises(FileError, match="with a regression likelihood, not with classification"):
@@ -121,7 +121,7 @@ def test_integer_parameters_cannot_vary() -> None:
     model.count = nn.Parameter(torch.ones(2, dtype=torch.long), requires_grad=False)
     with pytest.raises(ModelError, match="Only floating-point parameters can vary"):
         nb.ProjectedPosterior(model, parameters="count")
-    assert fit(model).report.n_parameters == 4 * 30 + 30 + 60 + 2
+    assert fit_two_layers(model).report.n_parameters == 4 * 30 + 30 + 60 + 2
 
 
 @pytest.mark.parametrize("name", ["forward", "training", "a.", "", "w.b"])

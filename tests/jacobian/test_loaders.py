@@ -24,8 +24,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import DataError
+from support.drawing import randn
 
 X, Y = randn(11, 3, generator=torch.Generator().manual_seed(0)).cpu(), torch.arange(11, device="cpu") % 2
 DATASET = TensorDataset(X, Y)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from models import jacobian
 from nullbayes.jacobian import layers
+from support.drawing import randn
+from support.models import jacobian
 
 OUTPUTS = 40
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from two_layers import D, X, Y, slow_rows, two
+from support.drawing import randn
+from support.two_layers import D, X, Y, slow_rows, two
 
 
 class LastState(nn.Module):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
-from drawing import randint, randn
 from nullbayes.errors import LikelihoodError, NullBayesWarning
+from support.drawing import randint, randn
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # networks are not trained
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from jacobian.layer_table import randint, randn
-from models import ATTENTION, CLASSIFICATION, Attention, jacobian
 from nullbayes.errors import ModelError
 from nullbayes.jacobian import layers
+from support.layer_table import randint, randn
+from support.models import ATTENTION, CLASSIFICATION, Attention, jacobian
 
 
 class Gained(nn.Module):

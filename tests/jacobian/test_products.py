@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from cube import Cube
-from drawing import randn
-from models import CLASSIFICATION, MODELS, Model, Slow, call, jacobian
 from nullbayes.errors import ModelError
 from nullbayes.jacobian import layers, products
 from nullbayes.jacobian.batches import map_leaves
 from nullbayes.jacobian.network import Network
+from support.cube import Cube
+from support.drawing import randn
+from support.models import CLASSIFICATION, MODELS, Model, Slow, call, jacobian
 
-each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-OF_MODELS = {case.name: case for case in MODELS}
+each_model = pytest.mark.parametrize("case", MODELS.values(), ids=lambda case: case.name)
 TOLERANCE = {torch.float64: {}, torch.float32: {"rtol": 1e-4, "atol": 1e-5}}
 FEW, MANY = 4, 5  # vectors: with three outputs, forward mode is less work up to four
 
@@ -60,13 +59,13 @@ def test_output_rows_of_every_network(case: Model, dtype: torch.dtype) -> None:
     ids=["fewer outputs than vectors", "hardly fewer", "not wholly by layers"],
 )
 def test_rows_are_formed_where_they_are_less_work(name: str, n_vectors: int, cheaper: bool) -> None:
-    case = OF_MODELS[name]
+    case = MODELS[name]
     network, (x, _) = Network(case.build()), CLASSIFICATION.data(case)
     assert products._rows_are_cheaper(network, x, n_vectors) is cheaper
 
 
 def test_rows_that_do_not_fit_in_memory_are_not_formed() -> None:
-    case = OF_MODELS["batchnorm"]
+    case = MODELS["batchnorm"]
     network, (x, _) = Network(case.build()), CLASSIFICATION.data(case)
     assert products._rows_are_cheaper(network, x, MANY)
     products._layer_rows(network, x).working_bytes = 1000
@@ -75,7 +74,7 @@ def test_rows_that_do_not_fit_in_memory_are_not_formed() -> None:
 
 @pytest.mark.parametrize("n_vectors", [FEW, MANY])
 def test_memory_does_not_decide_the_answer(n_vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = OF_MODELS["batchnorm"]
+    case = MODELS["batchnorm"]
     network, (x, _) = Network(case.build()), CLASSIFICATION.data(case, n=7)
     vectors = vectors_for(network, n_vectors)
     whole, entries = products.linearized(network, x, vectors), products.output_rows(network, x)

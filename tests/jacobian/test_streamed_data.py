@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import nullbayes as nb
-from drawing import randperm
-from models import CLASSIFICATION, MLP, MODELS, batches
 from nullbayes.errors import DataError
 from nullbayes.jacobian import data as data_module
 from nullbayes.jacobian.data import Examples
+from support.drawing import randperm
+from support.models import CLASSIFICATION, MLP, MODELS, batches
 
 DEVICE = torch.get_default_device()
 X, Y = CLASSIFICATION.data(n=23)
@@ -292,7 +292,7 @@ def test_a_fit_over_streamed_data_gives_the_same_directions(
 
 
 def test_named_inputs_are_streamed() -> None:
-    case = MODELS[10]
+    case = MODELS["named inputs"]
     x, y = CLASSIFICATION.data(case, n=9)
     examples = Examples(batches(x, y, (4, 3, 2)), None, DEVICE, held_bytes=0)
     for start, stop in ((0, 5), (3, 9)):

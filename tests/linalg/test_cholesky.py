@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawing import matrix_from_singular_values, randn
 from nullbayes.linalg import cholesky
 from nullbayes.linalg.cholesky import cholesky_, cholesky_solve
+from support.drawing import matrix_from_singular_values, randn
 
 
 def positive(n: int, dtype: torch.dtype = torch.float64, condition: float = 9.0) -> Tensor:

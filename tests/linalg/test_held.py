@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from layouts import MIXTURES, gaussian, layout
 from nullbayes.errors import SettingsError
 from nullbayes.linalg import pieces as pieces_module
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.pieces import OuterPiece
+from support.layouts import MIXTURES, gaussian, layout
 
 N, OUTPUTS = 7, 3
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["32", "64"])

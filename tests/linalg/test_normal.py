@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import rand
-from layouts import MIXTURES, gaussian, layout
 from nullbayes.linalg import normal
 from nullbayes.linalg.held import HeldBlock, HeldRows
 from nullbayes.linalg.normal import normal_matrix
+from support.drawing import rand
+from support.layouts import MIXTURES, gaussian, layout
 
 every_mixture = pytest.mark.parametrize("kind", MIXTURES)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from layouts import MIXTURES, gaussian, layout
 from nullbayes.linalg.pieces import DensePiece, HalfPiece, OuterPiece, Piece, normal_cost
+from support.layouts import MIXTURES, gaussian, layout
 
 N, OUTPUTS = 7, 3
 every_mixture = pytest.mark.parametrize("kind", MIXTURES)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.held import HeldRows
 from nullbayes.linalg.pieces import DensePiece
 from nullbayes.linalg.rows import Block, Rows
 from nullbayes.projectors import Alternating, ExactDual, Krylov
 from nullbayes.testing import kernel_projector
+from support.drawing import randn
 
 
 class Counted(Rows):

@@ -7,10 +7,10 @@ import torch
 from scipy.linalg import hadamard
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.lanczos import lanczos_process
 from nullbayes.linalg.sketch import Sketch, hadamard_
+from support.drawing import randn
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawing import matrix_from_singular_values, rand, randn
 from nullbayes.errors import NullBayesError
 from nullbayes.linalg.spectral import (
     GramFactor,
@@ -16,6 +15,7 @@ from nullbayes.linalg.spectral import (
     relative_cutoff,
 )
 from nullbayes.testing import kernel_projector
+from support.drawing import matrix_from_singular_values, rand, randn
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -8,8 +8,8 @@ from torch import nn
 import nullbayes as nb
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, Krylov
-from paper import oracle
-from paper.networks import regressor
+from support.paper import oracle
+from support.paper.networks import regressor
 
 
 def test_krylov_goes_on_while_its_residual_only_pauses() -> None:

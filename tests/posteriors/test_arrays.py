@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import DataError, InputError, LikelihoodError, SettingsError
+from support.drawing import randn
 
 G = torch.Generator().manual_seed(0)
 X = randn(40, 3, generator=G)

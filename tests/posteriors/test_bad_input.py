@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
-from models import BATCHNORM, CLASSIFICATION, MLP, Task, call
 from nullbayes.errors import (
     DataError,
     InputError,
@@ -21,7 +20,8 @@ from nullbayes.errors import (
     NullBayesError,
     SettingsError,
 )
-from posteriors.fitting import DATA, X, Y, attempt, each_kind
+from support.models import BATCHNORM, CLASSIFICATION, MLP, Task, call
+from support.posterior_fits import DATA, X, Y, attempt, each_kind
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 

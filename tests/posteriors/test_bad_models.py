@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
-from models import BATCHNORM, CLASSIFICATION, MLP, NoGradBody, batches, vectors
 from nullbayes.errors import (
     LikelihoodError,
     ModelError,
 )
-from posteriors.fitting import DATA, X, Y, attempt, each_kind
+from support.models import BATCHNORM, CLASSIFICATION, MLP, NoGradBody, batches, vectors
+from support.posterior_fits import DATA, X, Y, attempt, each_kind
 
 
 def double(*layers: nn.Module) -> nn.Module:

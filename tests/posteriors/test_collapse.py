@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.errors import CollapseWarning, NullBayesWarning, UnderfitWarning
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov
+from support.models import CLASSIFICATION, MLP
 
 LINE = torch.linspace(-1, 1, 60, dtype=torch.float64)[:, None]
 LABELS = (LINE[:, 0] * 3).sin().gt(0.3).long() + LINE[:, 0].gt(0).long()

@@ -16,7 +16,17 @@ import nullbayes as nb
 from nullbayes.errors import SettingsError
 from nullbayes.memory import is_out_of_memory
 from nullbayes.projectors import Alternating, ExactDual, Krylov
-from posteriors.starving import DATA, Hungry, Plain, fed, fit, in_a_process, on_linux, problem, starve
+from support.memory_shortage import (
+    DATA,
+    Hungry,
+    Plain,
+    fed,
+    fit_with_projector,
+    in_a_process,
+    on_linux,
+    problem,
+    starve,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 
@@ -26,7 +36,7 @@ MORE = 40  # 4 MiB a copy of the vectors
 
 def fitted() -> Any:
     model, data = problem()
-    return fit(model, [(data[0][0][:60], data[0][1][:60])], "auto")
+    return fit_with_projector(model, [(data[0][0][:60], data[0][1][:60])], "auto")
 
 
 def starved(place: str) -> None:
@@ -72,7 +82,7 @@ def opened(name: str) -> tuple[Any, Hungry]:
     kind, rows, projector, *_ = CASES[name]
     model = Plain().failing_at(0)
     little = rows(model, DATA).kept_bytes()
-    return fit(model, DATA, projector, kind=kind, n_samples=2, memory_limit=little), model.failing_at(0)
+    return fit_with_projector(model, DATA, projector, kind=kind, n_samples=2, memory_limit=little), model.failing_at(0)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
-from models import CLASSIFICATION, MLP, flat_parameters, jacobian, loss_jacobian
 from nullbayes.testing import kernel_projector
+from support.drawing import randn
+from support.models import CLASSIFICATION, MLP, flat_parameters, jacobian, loss_jacobian
 
 stats = pytest.importorskip("scipy.stats")
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.errors import DataError
 from nullbayes.projectors import choose
 from nullbayes.projectors.auto import _in_words
+from support.models import CLASSIFICATION, MLP
 
 N = 1000
 X, Y = CLASSIFICATION.data(n=N)

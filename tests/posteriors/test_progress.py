@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.posteriors.progress import Progress, duration, sweeps_left
 from nullbayes.posteriors.resources import Meter
+from support.models import CLASSIFICATION, MLP
 
 
 class Terminal(io.StringIO):

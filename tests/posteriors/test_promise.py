@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from models import CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
 from nullbayes.errors import CollapseWarning, UnderfitWarning
 from nullbayes.likelihoods import Classification, Regression
 from nullbayes.posteriors import promise as rule
 from nullbayes.posteriors import trial
 from nullbayes.posteriors.promise import NATS, Answers, least_precision
-from posteriors.fitting import each_kind, each_task, seeded
-from trained import N, draw, trained
+from support.drawing import randn
+from support.models import CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
+from support.posterior_fits import each_kind, each_task, seeded
+from support.trained import N, draw, trained
 
 
 def fit(kind: type, task: Task, n_samples: int = 30, precision: Any = "auto", **settings: Any) -> Any:

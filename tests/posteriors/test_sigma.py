@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from models import jacobian
 from nullbayes.errors import NullBayesWarning, UnderfitWarning
 from nullbayes.likelihoods import Regression
 from nullbayes.posteriors import sigma
 from nullbayes.posteriors.sigma import Smoother, share_left, smoother
-from posteriors.fitting import each_kind, seeded
+from support.drawing import randn
+from support.models import jacobian
+from support.posterior_fits import each_kind, seeded
 
 NOISE = 0.3
 

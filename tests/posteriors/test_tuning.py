@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from drawing import randn
-from models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
 from nullbayes.errors import CollapseWarning, LikelihoodError, NullBayesWarning, SettingsError
-from posteriors.fitting import each_kind, each_task, seeded
-from trained import draw, trained
+from support.drawing import randn
+from support.models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
+from support.posterior_fits import each_kind, each_task, seeded
+from support.trained import draw, trained
 
 each_class = pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
 

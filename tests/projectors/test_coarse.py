@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import matrix_from_singular_values, rand, randn
 from nullbayes.errors import NullBayesError, SettingsError
 from nullbayes.projectors import Alternating, Krylov
 from nullbayes.projectors.coarse import coarse_space
 from nullbayes.testing import cases, kernel_projector
+from support.drawing import matrix_from_singular_values, rand, randn
 
 CASES = {case.name: case for case in cases(torch.get_default_device())}
 SPECTRA = {

@@ -9,8 +9,8 @@ import nullbayes as nb
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Outcome
 from nullbayes.testing import cases
-from projectors import table
-from projectors.table import (
+from support import projector_table
+from support.projector_table import (
     CASES,
     PROJECTORS,
     RTOL,
@@ -77,7 +77,7 @@ def test_whoever_asked_is_warned_unless_it_converged(name: str, case: str) -> No
         assert warning.category is ConvergenceWarning
         assert info.outcome.value in str(warning.message)
         assert f"{int((~info.converged).sum())} of {S} samples" in str(warning.message)
-        assert warning.filename == table.__file__
+        assert warning.filename == projector_table.__file__
 
 
 @pairs(lambda name, case: not stalls(name, case))

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import matrix_from_singular_values, randn
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Outcome, Projection, Projector
 from nullbayes.testing import cases, kernel_projector
+from support.drawing import matrix_from_singular_values, randn
 
 CASES = {case.name: case for case in cases(torch.get_default_device())}
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import NullBayesError, SettingsError
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Outcome, Projector
-from projectors.table import CASES, PROJECTORS, RTOL, every_projector, gaussian, oracle, solve
+from support.drawing import randn
+from support.projector_table import CASES, PROJECTORS, RTOL, every_projector, gaussian, oracle, solve
 
 
 @pytest.mark.parametrize("case", ["full_rank", "zero_rows", "all_zero", "power_law"])

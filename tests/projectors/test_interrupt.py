@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, Krylov, Outcome, Projection, Projector
 from nullbayes.testing import cases
+from support.models import CLASSIFICATION, MLP
 
 MATRIX = next(case.matrix for case in cases(torch.get_default_device()) if case.name == "nearly_parallel_blocks")
 NOISE = torch.randn(4, 100, dtype=torch.float64)

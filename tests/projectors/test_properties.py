@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import matrix_from_singular_values, rand, randint, randn, randperm
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Projector
 from nullbayes.testing import kernel_projector
+from support.drawing import matrix_from_singular_values, rand, randint, randn, randperm
 
 TIGHT = 1e-11
 PROJECTORS: dict[str, Callable[[], Projector]] = {

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, Iterative, Krylov, Outcome, Projection
 from nullbayes.testing import cases
+from support.drawing import randn
 
 MATRIX = next(case.matrix for case in cases(torch.get_default_device()) if case.name == "nearly_parallel_blocks")
 NOISE = randn(5, 100, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Projector
+from support.drawing import randn
 
 LONG, SHORT, COLUMNS = 20, 30, 80
 

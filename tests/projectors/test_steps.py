@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import matrix_from_singular_values, rand, randn
 from nullbayes.errors import NullBayesError
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.spectral import factor_normal
 from nullbayes.projectors import Alternating, Krylov
 from nullbayes.projectors.steps import DualStep, PrimalStep, dual_step, gram_precision, primal_step
 from nullbayes.testing import cases, kernel_projector
+from support.drawing import matrix_from_singular_values, rand, randn
 
 CASES = {case.name: case for case in cases(torch.get_default_device())}
 every_case = pytest.mark.parametrize("case", CASES)

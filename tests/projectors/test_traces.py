@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nullbayes.projectors.base import mean_and_error, traces
-from projectors.table import gaussian
+from support.projector_table import gaussian
 
 
 @pytest.mark.parametrize(("size", "rank"), [(5, 1), (30, 10), (30, 29), (30, 30), (30, 0)])
