@@ -129,7 +129,7 @@ print("nothing was run by", len(paths), "files")
 """
 
 
-def test_an_auditor_hears_of_nothing_that_was_run(hostile: tuple[dict[str, Path], Path], saved: Path) -> None:
+def test_audit_hooks_see_no_code_run_while_loading(hostile: tuple[dict[str, Path], Path], saved: Path) -> None:
     paths, witness = hostile
     answer = python("-c", AUDITED, saved, *paths.values(), cwd=witness.parent)
     assert answer == f"nothing was run by {len(paths)} files\n"

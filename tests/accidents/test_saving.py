@@ -56,7 +56,7 @@ OBSTACLES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("place", "name"), OBSTACLES.values(), ids=OBSTACLES)
-def test_what_stands_in_the_way_is_named_and_left_alone(
+def test_a_path_that_cannot_be_replaced_is_named_and_left_alone(
     place: Callable[[Path], object], name: str, saved: Path
 ) -> None:
     place(saved.parent)
@@ -68,7 +68,7 @@ def test_what_stands_in_the_way_is_named_and_left_alone(
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that not even root can write to")
-def test_a_folder_that_nobody_can_write_to_is_named() -> None:
+def test_a_folder_that_cannot_be_written_to_is_named() -> None:
     with pytest.raises(FileError, match=r"could not be written to /proc/self/posterior"):
         fit_mlp().save("/proc/self/posterior")
 
@@ -117,7 +117,7 @@ def test_a_link_to_a_file_that_is_not_there_yet_makes_it(tmp_path: Path) -> None
 # --- power ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_is_on_the_disk_before_it_gets_its_name_and_then_the_name_is(
+def test_save_syncs_the_file_then_renames_it_then_syncs_the_folder(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps, fsync, replace = [], os.fsync, os.replace
@@ -259,5 +259,5 @@ print(len(seen), os.listdir(os.path.dirname(path)))
 
 
 @needs_fork
-def test_of_two_processes_that_save_to_one_place_one_wins_whole(tmp_path: Path) -> None:
+def test_two_processes_that_save_to_one_path_leave_one_whole_file(tmp_path: Path) -> None:
     assert python("-c", RACE, tmp_path / "file", cwd=tmp_path) == "2 ['file']\n"

@@ -71,7 +71,7 @@ def dense(model: nn.Sequential, x: Tensor, y: Tensor, task: Task) -> Tensor:
 
 @pytest.mark.parametrize("case", [MLP, CNN], ids=lambda case: case.name)
 @each_task
-def test_variances_are_those_of_the_dense_blocks(task: Task, case: Model) -> None:
+def test_variances_match_the_dense_blocks(task: Task, case: Model) -> None:
     model, (x, y) = case.build(task.outputs), task.data(case, 6)
     new = case.inputs(4, torch.Generator().manual_seed(11))
     matrix, rows, posterior = dense(model, x, y, task), jacobian(model, new), fit(task, case)
@@ -115,7 +115,7 @@ def test_inputs_may_be_named_and_frozen_layers_chosen() -> None:
         (ODD, "pads with other than zeros"),
     ],
 )
-def test_what_has_no_factors_is_refused(case: Model, advice: str) -> None:
+def test_layers_without_kronecker_factors_are_refused(case: Model, advice: str) -> None:
     with pytest.raises(ModelError, match=advice):
         fit(CLASSIFICATION, case)
 

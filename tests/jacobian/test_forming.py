@@ -27,7 +27,7 @@ def test_several_outputs_in_one_backward_pass(at_once: int) -> None:
 @pytest.mark.parametrize(
     "case", [case for case in MODELS.values() if case.route == "plain"], ids=lambda case: case.name
 )
-def test_the_plain_way_counts_its_rows_thrice_and_what_it_saves(case: Model) -> None:
+def test_the_bytes_of_plain_rows_include_three_copies_and_the_graph(case: Model) -> None:
     model, (x, y) = case.build(), CLASSIFICATION.data(case)
     rows = nb.OutputJacobian(model, [(x, y)])
     entries = 3 * rows.n_columns * 8  # three outputs, in float64

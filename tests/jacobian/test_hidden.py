@@ -64,7 +64,7 @@ LATER = {
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch prefers parametrizations
 @pytest.mark.parametrize("make", LATER.values(), ids=LATER)
-def test_rows_are_right_beyond_the_first_examples(make: Callable[[], nn.Module]) -> None:
+def test_rows_are_right_where_later_examples_take_another_branch(make: Callable[[], nn.Module]) -> None:
     model = make()
     rows = nb.OutputJacobian(model, [(X, Y)], "regression")
     torch.testing.assert_close(rows.dense(), slow_rows(model, X))
@@ -72,7 +72,7 @@ def test_rows_are_right_beyond_the_first_examples(make: Callable[[], nn.Module])
     assert (posterior.predict(X).samples - model(X).detach()).abs().max() < 1e-6
 
 
-def test_a_route_may_change_while_rows_are_formed() -> None:
+def test_a_route_that_turns_out_wrong_is_replaced_while_rows_are_formed() -> None:
     model = two(used_again)
     rows = nb.OutputJacobian(model, [(X, Y)], "regression")
     rows.working_bytes = 2 * rows._layers.example_bytes
@@ -98,7 +98,7 @@ def test_the_order_of_predictions_does_not_matter(make: Callable[[], nn.Module])
     torch.testing.assert_close(posterior.predict(new).samples, wanted)
 
 
-def test_what_all_examples_share_keeps_its_value() -> None:
+def test_values_computed_once_for_all_examples_are_not_scaled_by_the_batch() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         return self.h(torch.tanh(self.a(x))) * self.b(torch.ones(1, 3, dtype=D, device=x.device)).sum()
 
@@ -171,7 +171,7 @@ HIDDEN = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("make", "fragment"), HIDDEN.values(), ids=HIDDEN)
-def test_what_is_hidden_from_derivatives_is_refused(
+def test_parameters_hidden_from_autograd_are_refused(
     make: Callable[[], nn.Module], fragment: str, dtype: torch.dtype
 ) -> None:
     with pytest.raises(ModelError, match=fragment):
@@ -205,7 +205,7 @@ class Single(nn.Sequential):
         return super().forward(x.float())
 
 
-def test_steps_that_turn_a_network_over_are_no_evidence() -> None:
+def test_finite_differences_too_rough_to_judge_do_not_refuse_a_network() -> None:
     for seed in range(4):
         torch.manual_seed(seed)
         layers = nn.Linear(4, 32), nn.LayerNorm(32, eps=1e-12), nn.ReLU(), nn.Linear(32, 2)
@@ -217,7 +217,9 @@ def test_steps_that_turn_a_network_over_are_no_evidence() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("make", [dead, narrow])
-def test_kinks_and_steep_networks_are_not_taken_for_hidden(make: Callable[[], nn.Module], dtype: torch.dtype) -> None:
+def test_kinks_and_steep_networks_are_not_taken_for_hidden_parameters(
+    make: Callable[[], nn.Module], dtype: torch.dtype
+) -> None:
     assert fit_two_layers(make().to(dtype), X.to(dtype), Y.to(dtype)).report.converged
 
 
@@ -225,7 +227,7 @@ def test_kinks_and_steep_networks_are_not_taken_for_hidden(make: Callable[[], nn
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 @pytest.mark.parametrize(("dtype", "left"), [(torch.float32, 1e-6), (torch.float32, 1e-7), (D, 1e-15), (D, 0.0)])
 @pytest.mark.parametrize("norm", [lambda layer: layer, parametrizations.weight_norm], ids=["plain", "weight norm"])
-def test_losses_near_zero_are_not_taken_for_coupled(
+def test_losses_near_zero_are_not_taken_for_coupled_examples(
     norm: Callable[[nn.Module], nn.Module], dtype: torch.dtype, left: float
 ) -> None:
     torch.manual_seed(0)
@@ -275,7 +277,7 @@ class Merging(nn.Linear):
         return own if self.merged else own + x @ self.down.T @ self.up.T
 
 
-def test_weights_that_change_with_the_mode_are_put_back_and_refused() -> None:
+def test_a_model_whose_weights_change_in_eval_mode_is_refused_and_restored() -> None:
     model = nn.Sequential(Merging(), nn.Tanh(), nn.Linear(6, 2)).double()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ModelError, match=r"'0.weight' changes when .* call model.eval\(\) before"):
@@ -285,7 +287,7 @@ def test_weights_that_change_with_the_mode_are_put_back_and_refused() -> None:
     assert (fit_two_layers(model).predict(X).mean - model(X).detach()).abs().max() < 1e-6
 
 
-def test_padding_is_no_matter_of_the_route() -> None:
+def test_padding_hidden_from_autograd_is_refused_by_every_route() -> None:
     model = two(padded, words=nn.Embedding(2, 30))
     with pytest.raises(ModelError, match="hidden by detach"):  # F.embedding leaves out the derivative of the padding
         fit_two_layers(model, X + 2)

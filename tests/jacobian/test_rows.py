@@ -149,7 +149,7 @@ def test_unknown_storage_is_refused() -> None:
 
 
 @each_model
-def test_kept_bytes_are_those_of_the_tensors_held(case: Model) -> None:
+def test_kept_bytes_match_the_tensors_held(case: Model) -> None:
     rows = nb.OutputJacobian(case.build(), [CLASSIFICATION.data(case)])
     kept = rows.keep()
     tensors = [value for piece in kept.pieces for value in vars(piece).values() if isinstance(value, Tensor)]
@@ -222,7 +222,7 @@ def test_rows_are_the_same_wherever_a_plan_wants_them(case: Model, storage: Stor
     assert rows.kept_bytes(half=True) <= rows.kept_bytes()
 
 
-def test_one_example_is_enough() -> None:
+def test_rows_of_a_single_example_work() -> None:
     model, (x, y) = MLP.build(), CLASSIFICATION.data(n=1)
     torch.testing.assert_close(nb.OutputJacobian(model, [(x, y)]).dense(), jacobian(model, x)[0])
 
@@ -240,7 +240,7 @@ class Options(nn.Module):
         return h.tanh() if squash else h
 
 
-def test_values_without_examples_are_passed_on() -> None:
+def test_options_in_a_batch_are_passed_to_the_model() -> None:
     model, (x, y) = Options(), CLASSIFICATION.data()
     options = {"scale": torch.tensor(2.0, dtype=torch.float64), "squash": True}
     data = [{"x": cut_x, **options, "labels": cut_y} for cut_x, cut_y in batches(x, y, (3, 2))]
@@ -315,7 +315,7 @@ def test_parameters_choose_the_columns(parameters: Any, names: list[str], storag
 
 
 @pytest.mark.parametrize("parameters", ["words.weight", "left.bias", lambda name, _: "weight" in name])
-def test_parameters_of_mixed_layers(parameters: Any) -> None:
+def test_parameters_can_be_chosen_in_layers_with_and_without_rules(parameters: Any) -> None:
     case = MODELS["named inputs"]  # named inputs
     model, (x, y) = case.build(), CLASSIFICATION.data(case)
     names = [n for n, _ in model.named_parameters() if n == parameters or (callable(parameters) and "weight" in n)]

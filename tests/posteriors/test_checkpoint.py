@@ -23,7 +23,7 @@ pytestmark = [
 ]
 
 
-def test_writing_waits_for_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_checkpoint_is_written_before_its_interval_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "_EVERY", 3600.0)
     written, save = list[int](), io.save
     monkeypatch.setattr(io, "save", lambda path, contents, *args, **kwargs: (
@@ -57,7 +57,7 @@ def test_a_direct_projector_leaves_no_file(projector: Any, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("where", ["missing/fit", "file/fit", "folder"])
-def test_a_place_that_cannot_be_written_to_is_named_before_any_work(
+def test_a_path_that_cannot_be_written_to_is_refused_before_any_work(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("mine")
@@ -68,7 +68,7 @@ def test_a_place_that_cannot_be_written_to_is_named_before_any_work(
     assert left(tmp_path) == ["file", "folder"]
 
 
-def test_a_disk_that_is_full_later_is_a_warning(tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_later_causes_a_warning(tmp_path: Path) -> None:
     """Files may not grow beyond 4 kB for a moment: the first one does not, those with sweeps in them do."""
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

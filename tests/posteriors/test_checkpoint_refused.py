@@ -1,4 +1,4 @@
-"""The checkpoint of another fit, a damaged one and what is none are refused, and kept."""
+"""The checkpoint of another fit, a damaged one and a file that is no checkpoint are refused and kept."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_the_checkpoint_of_another_fit_is_refused_and_kept(
     assert left(tmp_path) == ["fit"]
 
 
-def test_a_base_distribution_is_known_again(tmp_path: Path) -> None:
+def test_a_checkpoint_checks_the_base_distribution(tmp_path: Path) -> None:
     interrupted(tmp_path / "fit", base=scaled)
     before = (tmp_path / "fit").read_bytes()
     with pytest.raises(FileError, match="another noise"):
@@ -88,7 +88,7 @@ def test_a_base_distribution_is_known_again(tmp_path: Path) -> None:
     assert torch.equal(resumed.directions, fit_in_sweeps(base=scaled, generator=seeded()).directions)
 
 
-def test_another_loss_of_ones_own_is_seen_in_the_rows(tmp_path: Path) -> None:
+def test_a_changed_custom_loss_is_noticed_by_its_rows(tmp_path: Path) -> None:
     def fit_loss(power: float) -> Any:
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
             return outputs.abs().pow(power).sum(1) + targets
@@ -146,7 +146,7 @@ def test_a_truncated_checkpoint_is_refused_and_kept(keep: float, tmp_path: Path)
 
 
 @pytest.mark.parametrize("share", [0.4, 0.7, 0.999])
-def test_a_single_bit_is_seen(share: float, tmp_path: Path) -> None:
+def test_a_single_flipped_bit_is_noticed(share: float, tmp_path: Path) -> None:
     interrupted(tmp_path / "fit")
     contents = bytearray((tmp_path / "fit").read_bytes())
     contents[int(share * len(contents))] ^= 1

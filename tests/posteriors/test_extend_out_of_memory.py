@@ -86,7 +86,7 @@ def opened(name: str) -> tuple[Any, Hungry]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_allocation_that_fails_does_not_end_it(name: str) -> None:
+def test_extend_recovers_from_a_failed_allocation(name: str) -> None:
     whole = opened(name)[0].extend(3, progress=False)
     calls = Hungry.calls
     assert calls
@@ -105,7 +105,7 @@ def test_an_allocation_that_fails_does_not_end_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_where_nothing_helps_the_earlier_samples_stay(name: str) -> None:
+def test_a_failed_extension_keeps_the_earlier_samples(name: str) -> None:
     (posterior, model), x, released = opened(name), DATA[0][0], CASES[name][-1]
     report, before = posterior.report, posterior.predict(x).samples
     model.failing_at(1, 10**9)

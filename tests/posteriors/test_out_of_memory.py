@@ -114,7 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @on_linux
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", STARVED)
-def test_too_little_memory_makes_a_smaller_fit_or_a_sentence(name: str, folder: Path) -> None:
+def test_too_little_memory_gives_a_smaller_fit_or_an_error_with_advice(name: str, folder: Path) -> None:
     found, expected = json.loads((folder / f"{name}.json").read_text()), STARVED[name][2]
     if "error" in found:
         assert expected in found["error"]
@@ -130,7 +130,7 @@ def test_too_little_memory_makes_a_smaller_fit_or_a_sentence(name: str, folder: 
 
 @on_linux
 @pytest.mark.cpu
-def test_a_killed_fit_that_had_run_out_of_memory_resumes_bit_by_bit(folder: Path) -> None:
+def test_a_killed_fit_that_had_run_out_of_memory_resumes_bit_for_bit(folder: Path) -> None:
     model, data = problem()
     starved = nb.load(folder / "a smaller plan.posterior", model)
     resumed = fit_with_projector(model, data, "auto", memory_limit="4GB", checkpoint=folder / "checkpoint")
@@ -141,7 +141,7 @@ def test_a_killed_fit_that_had_run_out_of_memory_resumes_bit_by_bit(folder: Path
 
 @on_linux
 @pytest.mark.cpu
-def test_a_fit_that_comes_to_need_a_checkpoint_has_one_and_removes_it(folder: Path) -> None:
+def test_a_fit_that_becomes_iterative_starts_and_removes_a_checkpoint(folder: Path) -> None:
     found = json.loads((folder / "direct.json").read_text())
     assert (found["projector"], len(found["notes"]), found["stored"]) == ("Krylov", 1, [True])  # 490 rows: ExactDual
     assert not (folder / "direct").exists()
@@ -168,7 +168,7 @@ def starved_gpu() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_too_little_memory_of_a_gpu_makes_a_smaller_fit_or_a_sentence() -> None:
+def test_too_little_gpu_memory_gives_a_smaller_fit_or_an_error_with_advice() -> None:
     found, refused = (json.loads(line) for line in in_a_process(__file__, "starve a gpu").splitlines()[-2:])
     assert "memory ran out where" in found["notes"][0]
     assert found["converged"]
@@ -197,7 +197,9 @@ def form_plainly(model: nn.Module) -> Any:
 
 @pytest.mark.parametrize("work", [form_rows, linearize, form_plainly])
 @pytest.mark.parametrize("kind", [Hungry, Plain])
-def test_no_other_way_is_taken_because_memory_ran_out(kind: type[Hungry], work: Callable[[nn.Module], Any]) -> None:
+def test_out_of_memory_errors_are_not_taken_for_unsupported_routes(
+    kind: type[Hungry], work: Callable[[nn.Module], Any]
+) -> None:
     model = kind().failing_at(0)
     work(model)
     calls = Hungry.calls
@@ -231,7 +233,7 @@ def test_an_allocation_that_fails_once_does_not_end_a_fit(kind: type, rows: type
 
 
 @pytest.mark.parametrize("pred_type", ["linearized", "sampled"])
-def test_predictions_go_on_with_half_of_the_inputs(pred_type: str) -> None:
+def test_predictions_continue_with_half_of_the_inputs(pred_type: str) -> None:
     model, x = Plain(), DATA[0][0]
     posterior = fit_with_projector(model, DATA, "auto")
     model.failing_at(0)
@@ -261,7 +263,7 @@ def test_predictions_go_on_with_half_of_the_inputs(pred_type: str) -> None:
         (lambda: torch.zeros(2)[5], False),
     ],
 )
-def test_the_error_tells(action: Callable[[], Any], expected: bool) -> None:
+def test_out_of_memory_errors_are_recognized(action: Callable[[], Any], expected: bool) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - that is the question
         action()
     assert is_out_of_memory(caught.value) is expected

@@ -167,7 +167,7 @@ def test_the_printed_residual_agrees_with_the_tolerance() -> None:
         assert ("NOT reached" in str(report)) == (max(report.residual) > 1e-3)
 
 
-def test_more_rows_than_parameters_are_said_to_leave_a_variance_without_size() -> None:
+def test_the_report_says_when_the_tolerance_sets_the_size_of_the_variance() -> None:
     x = randn(50, 3, generator=seeded()).float()
     posterior, other = smooth(1e-3), smooth(1e-1)
     small, large = (each.predict(x).variance.mean() for each in (posterior, other))
@@ -177,7 +177,7 @@ def test_more_rows_than_parameters_are_said_to_leave_a_variance_without_size() -
     assert "by itself" not in str(fit_mlp(nb.ProjectedPosterior, REGRESSION).report)
 
 
-def test_ignored_positions_are_no_rows_that_count() -> None:
+def test_ignored_positions_do_not_count_as_rows() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
@@ -189,14 +189,14 @@ def test_ignored_positions_are_no_rows_that_count() -> None:
     assert "120 of 4 examples (24 count, the rest is ignored)" in str(report)
 
 
-def test_memory_is_that_of_the_fit() -> None:
+def test_peak_memory_counts_only_the_fit() -> None:
     held = torch.zeros(2**26)  # 256 MiB that a fit has nothing to do with
     report = fit_mlp(nb.ProjectedPosterior).report
     assert report.peak_memory is None or report.peak_memory < 2**27
     del held
 
 
-def test_a_tolerance_beyond_float32_is_not_blamed_on_the_rank() -> None:
+def test_a_tolerance_finer_than_float32_is_blamed_on_the_dtype() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1))

@@ -123,7 +123,7 @@ def uninterrupted() -> dict[str, Any]:
 @pytest.mark.cpu
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are copies of another")
 @pytest.mark.parametrize(("name", "moment"), KILLED)
-def test_a_killed_fit_resumes_bit_by_bit(name: str, moment: str, graves: Path, uninterrupted: dict[str, Any]) -> None:
+def test_a_killed_fit_resumes_bit_for_bit(name: str, moment: str, graves: Path, uninterrupted: dict[str, Any]) -> None:
     path, sweep, whole = graves / name / moment / "fit", MOMENTS[moment][1], uninterrupted[name]
     assert path.exists() == (sweep is not None)
     if sweep is not None:
@@ -145,7 +145,7 @@ def test_a_killed_fit_resumes_bit_by_bit(name: str, moment: str, graves: Path, u
 
 
 @pytest.mark.parametrize("name", PROJECTORS)
-def test_an_interrupted_fit_resumes_bit_by_bit(name: str, tmp_path: Path) -> None:
+def test_an_interrupted_fit_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     part = interrupted(tmp_path / "fit", projector=PROJECTORS[name])
     assert part.report.sweeps == 7
     assert left(tmp_path) == ["fit"]
@@ -158,7 +158,7 @@ def test_an_interrupted_fit_resumes_bit_by_bit(name: str, tmp_path: Path) -> Non
     assert left(tmp_path) == []
 
 
-def test_ctrl_c_stores_the_last_sweep_however_short_ago_the_one_before_was(tmp_path: Path) -> None:
+def test_ctrl_c_stores_the_last_sweep_whatever_the_interval(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "_EVERY", 3600.0)
         interrupted(tmp_path / "fit")
@@ -166,7 +166,7 @@ def test_ctrl_c_stores_the_last_sweep_however_short_ago_the_one_before_was(tmp_p
 
 
 @pytest.mark.cpu
-def test_a_plan_is_kept_whatever_memory_is_free_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_fit_keeps_its_plan_whatever_memory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"projector": "auto", "tolerance": 1e-3}
     monkeypatch.setattr("nullbayes.projectors.auto._DIRECT", 0)
     monkeypatch.setattr("nullbayes.posteriors.resources.free_memory", lambda device: 200_000)

@@ -23,13 +23,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarnin
 
 
 @each_kind
-def test_the_seed_decides(kind: type) -> None:
+def test_the_seed_determines_the_samples(kind: type) -> None:
     one, same, other = fit_mlp(kind, seed=3), fit_mlp(kind, seed=3), fit_mlp(kind, seed=4)
     assert torch.equal(one.directions, same.directions)
     assert (one.directions - other.directions).norm(dim=1).min() > 1
 
 
-def test_samples_of_a_seed_have_nothing_in_common() -> None:
+def test_samples_are_uncorrelated_within_and_between_seeds() -> None:
     """Sample i comes from a generator of its own; two seeds must not share samples either."""
     everything = torch.cat([fit_mlp(nb.ProjectedPosterior, seed=seed, n_samples=20).directions for seed in (0, 1)])
     similarity = torch.corrcoef(everything) - torch.eye(40)
@@ -59,7 +59,7 @@ def test_a_fit_without_a_generator_follows_the_global_one() -> None:
     "projector", [EXACT, ExactPrimal(), ITERATIVE, "auto"], ids=["dual", "primal", "krylov", "auto"]
 )
 @each_kind
-def test_extending_is_fitting_more(kind: type, projector: Any) -> None:
+def test_extending_gives_the_samples_of_a_larger_fit(kind: type, projector: Any) -> None:
     whole = fit_mlp(kind, n_samples=7, projector=projector)
     parts = fit_mlp(kind, n_samples=4, projector=projector)
     first = parts.directions.clone()
@@ -74,7 +74,7 @@ def test_extending_is_fitting_more(kind: type, projector: Any) -> None:
 
 
 @each_kind
-def test_directions_are_noise_projected_on_the_kernel(kind: type) -> None:
+def test_directions_are_noise_projected_on_the_null_space(kind: type) -> None:
     noise = randn(6, 51, generator=seeded(8), dtype=torch.float64)
     projector = kernel_projector(rows_of(kind, CLASSIFICATION))
     for method in (EXACT, ITERATIVE, ExactPrimal()):
@@ -108,7 +108,7 @@ def test_a_base_may_be_a_tensor_a_mapping_or_a_function(kind: type) -> None:
         by_tensor.functional_variance(X_NEW, exact=True)
 
 
-def test_the_kernel_of_a_base_is_measured_with_isotropic_probes() -> None:
+def test_the_null_space_dimension_with_a_base_uses_isotropic_probes() -> None:
     posterior = fit_mlp(nb.ProjectedPosterior, n_samples=4, base=torch.zeros(4, 51), projector=ITERATIVE)
     report = posterior.report
     assert report.kernel_dimension_stderr > 0
@@ -171,7 +171,7 @@ def test_released_rows_can_be_built_again() -> None:
 
 
 @pytest.mark.parametrize("projector", [EXACT, ITERATIVE], ids=["dual", "krylov"])
-def test_what_was_built_on_the_training_data_is_let_go(projector: Any) -> None:
+def test_release_and_a_new_fit_free_what_was_built_on_the_training_data(projector: Any) -> None:
     """By release, and by a fit before it reads data: the memory is the new one's."""
     held: list[bool] = []
 

@@ -1,4 +1,4 @@
-"""What a fit can be asked for: rows, memory, parameters, precision."""
+"""Settings of a fit: storage of rows, memory limit, parameters that vary, precision of numbers."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_rows_that_are_formed_again_give_the_same_directions(
 
 
 @pytest.mark.parametrize("limit", [None, 2**30, "1GB", "1.5 GiB", "900m", 1e9])
-def test_memory_limits_are_sizes(limit: Any) -> None:
+def test_memory_limits_are_parsed_as_sizes(limit: Any) -> None:
     assert fit_mlp(nb.ProjectedPosterior, memory_limit=limit).n_samples == 5
 
 
 @each_kind
-def test_auto_says_why(kind: type) -> None:
+def test_auto_reports_its_reason(kind: type) -> None:
     posterior = fit_mlp(kind, projector="auto", tolerance=1e-3)
     plan = nb.plan(MLP.build(), [CLASSIFICATION.data()], 5, loss=kind is nb.LossProjectedPosterior, tolerance=1e-3)
     assert posterior.report.reason == plan.reason
@@ -58,7 +58,7 @@ def test_the_last_layer_alone_may_vary(kind: type) -> None:
 
 
 @pytest.mark.parametrize("task", [t for t in TASKS if t is not CUSTOM], ids=lambda task: task.name)
-def test_scaled_rows_leave_the_kernel_of_the_gauss_newton_matrix(task: Task) -> None:
+def test_scaled_rows_give_the_null_space_of_the_gauss_newton_matrix(task: Task) -> None:
     model, data = MLP.build(task.outputs), task.data()
     posterior = nb.ProjectedPosterior(model, task.likelihood, hessian=True)
     posterior.fit([data], 5, projector=EXACT, progress=False)

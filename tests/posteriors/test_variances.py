@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarnin
 
 @each_task
 @each_kind
-def test_scores_are_what_they_are_called(kind: type, task: Task) -> None:
+def test_scores_match_their_definitions(kind: type, task: Task) -> None:
     posterior = fit_mlp(kind, task)
     samples = posterior.predict(X_NEW).samples
     variance = (samples - samples.mean(0)).square().sum(0) / 4
@@ -73,13 +73,13 @@ def test_sampled_variances_agree_with_exact_ones(kind: type) -> None:
     assert (ratio - 1).abs().max() < 5 * math.sqrt(2 / 1999)  # the relative error of a variance of normal samples
 
 
-def test_exact_variance_on_training_data_is_nothing() -> None:
+def test_exact_variance_on_training_data_is_zero() -> None:
     posterior, (x, _) = fit_mlp(nb.ProjectedPosterior), CLASSIFICATION.data()
     assert posterior.functional_variance(x, exact=True).max() < 1e-20
 
 
 @pytest.mark.parametrize("projector", [EXACT, ITERATIVE], ids=["dual", "krylov"])
-def test_exact_variance_of_inputs_that_have_nothing_to_do_with_the_data_is_silent(projector: Any) -> None:
+def test_exact_variance_of_inputs_orthogonal_to_the_data_causes_no_warning(projector: Any) -> None:
     axes = torch.linalg.qr(randn(8, 8, generator=seeded(), dtype=torch.float64)).Q
     model = torch.nn.Linear(8, 2, bias=False).double()
     posterior = nb.ProjectedPosterior(model, prior_precision=1.0)
@@ -97,7 +97,7 @@ LOOSE = {
 
 
 @pytest.mark.parametrize("projector", LOOSE.values(), ids=LOOSE)
-def test_exact_variances_leave_as_much_as_samples_have_left(projector: Any) -> None:
+def test_exact_variances_match_the_map_that_the_samples_went_through(projector: Any) -> None:
     """The rows of inputs meet a loose tolerance long before noise does; what counts is the map that samples went by."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 4)).double()
@@ -129,7 +129,7 @@ def test_exact_variances_of_an_interrupted_fit_are_those_of_its_samples(monkeypa
 
 
 @pytest.mark.parametrize("projector", [ITERATIVE, Alternating(4, 1e-2)], ids=["krylov", "alternating"])
-def test_exact_variances_go_by_the_projector_that_was_prepared(projector: Any) -> None:
+def test_exact_variances_use_the_prepared_projector(projector: Any) -> None:
     """The sweeps of another one, here of a direct method, say nothing of its own."""
     model, data = MLP.build(), [CLASSIFICATION.data()]
     wanted, posterior = (

@@ -47,6 +47,9 @@ def document() -> str:
         except NullBayesError as error:
             sentence = " ".join(str(error).split()).replace("|", "\\|").replace("<", "&lt;")
             lines.append(f"| {name} | {sentence} |")
+        else:
+            msg = f"{name!r} is in REFUSED, but it was not refused."
+            raise AssertionError(msg)
     return "\n".join(lines) + "\n"
 
 
