@@ -1,4 +1,4 @@
-"""The table of methods, the projected posteriors among them: what each needs, and what it can do."""
+"""The table of all methods, the projected posteriors among them: what each needs, and what it can do."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP, Task
 from nullbayes import baselines
+from support.models import CLASSIFICATION, MLP, Task
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
@@ -69,9 +69,8 @@ def members(model: nn.Module) -> dict[str, Any]:
     return {"train": train}
 
 
-METHODS = (
-    Method(nb.ProjectedPosterior, custom=True),
-    Method(nb.LossProjectedPosterior, custom=True),
+PROJECTED = (Method(nb.ProjectedPosterior, custom=True), Method(nb.LossProjectedPosterior, custom=True))
+BASELINES = (
     Method(baselines.MAP, prior=False, custom=True, scores=("max_softmax", "max_logit", "entropy")),
     Method(baselines.DiagonalLaplace),
     Method(baselines.LastLayerLaplace),
@@ -84,7 +83,7 @@ METHODS = (
     Method(baselines.SWAG, epochs, prior=False, custom=True, pred_types=("sampled",)),
     Method(baselines.DeepEnsemble, members, prior=False, custom=True, pred_types=("sampled",)),
 )
-BASELINES = METHODS[2:]
+METHODS = (*PROJECTED, *BASELINES)
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 each_baseline = pytest.mark.parametrize("method", BASELINES, ids=lambda method: method.name)
 each_sampler = pytest.mark.parametrize(

@@ -1,10 +1,10 @@
-"""The library's posteriors on the networks of these tests."""
+"""Fits of the projected posteriors to the networks of the tests of the paper."""
 
 import torch
 
 import nullbayes as nb
 from nullbayes.projectors import ExactDual, ExactPrimal, Projector
-from paper.networks import Trained
+from support.paper.networks import Trained
 
 EXACT: list[Projector] = [ExactDual(), ExactPrimal()]
 

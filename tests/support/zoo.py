@@ -1,4 +1,4 @@
-"""The networks that people have, small; `model_table` says what is expected of each."""
+"""Small versions of networks that people use; `compatibility_table` says what is expected of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 import nullbayes as nb
-from table_entry import numbers, words
+from support.compatibility_case import numbers, words
 
 
 class Wired(nn.Module):

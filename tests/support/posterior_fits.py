@@ -1,4 +1,4 @@
-"""Fits of both posteriors on every likelihood, and the rows that they project against."""
+"""Fits of both projected posteriors for every likelihood, and the rows that they project against."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task, jacobian, loss_jacobian
 from nullbayes.projectors import Alternating, ExactDual, Krylov
+from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task, jacobian, loss_jacobian
 
 EXACT = ExactDual()
 ITERATIVE = Krylov(Alternating(block_rows=4), rtol=1e-9)
@@ -27,8 +27,10 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def fit(kind: type, task: Task = CLASSIFICATION, n_samples: int = 5, seed: int = 0, **settings: Any) -> Any:
-    """A fit at the closed form of the precision: test_promise.py is about the default."""
+def fit_mlp(
+    kind: type = nb.ProjectedPosterior, task: Task = CLASSIFICATION, n_samples: int = 5, seed: int = 0, **settings: Any
+) -> Any:
+    """Fit the small MLP with the closed form of the prior precision; test_promise.py tests the default precision."""
     model = MLP.build(task.outputs)
     settings = {"projector": EXACT, "generator": seeded(seed), "progress": False, **settings}
     return kind(model, task.likelihood, prior_precision="optimal").fit([task.data()], n_samples, **settings)

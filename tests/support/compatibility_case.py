@@ -1,4 +1,4 @@
-"""An entry of the table of models: a network, what it takes, and what is expected of its derivatives."""
+"""An entry of the table of models: a network, its inputs, and the expected route of its derivatives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drawing import randint, randn
+from support.drawing import randint, randn
 
 Inputs = Callable[[int, torch.Generator], Any]
 LAYERS, FORWARD = "by layers (100% of the parameters)", "forward mode"

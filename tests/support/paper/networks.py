@@ -1,4 +1,4 @@
-"""Small trained networks in float64, the same at every call: nothing here may be changed by a test."""
+"""Small networks, trained in float64 and the same at every call. A test must not change them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from drawing import randn
-from paper import oracle
+from support.drawing import randn
+from support.paper import oracle
 
 
 @dataclass(frozen=True, eq=False)
