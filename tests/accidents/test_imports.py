@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nullbayes import cli
-from processes import PACKAGES
+from support.processes import PACKAGES
 
 HEAVY = {"matplotlib", "sklearn", "transformers", "scipy", "curvlinops", "pandas"}
 CHECKOUT = Path(cli.__file__).parents[2]
@@ -64,14 +64,14 @@ def test_the_command_imports_no_stranger_and_nothing_heavy(strange: Path) -> Non
     assert not {"benchmarks", "nullbayes.demo"} & modules
 
 
-def test_the_module_is_as_safe_as_the_command_where_python_is_told_to_be(strange: Path) -> None:
+def test_python_m_with_P_imports_no_file_of_the_current_folder(strange: Path) -> None:
     """``python -m`` puts the current folder first, whatever a package does; ``-P`` is what its docstring advises."""
     text, _ = run(strange, "-P", "-m", "nullbayes", "--help", told=False)
     assert "demo" in text
     assert not (strange.parent / "imported").exists()
 
 
-def test_a_benchmark_in_a_process_of_its_own_imports_no_stranger(strange: Path) -> None:
+def test_a_benchmark_subprocess_imports_no_file_of_the_current_folder(strange: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); from benchmarks import frame; "
         "print(frame.in_fresh_process('benchmarks.run', '_plain', 3)); print('[]')"

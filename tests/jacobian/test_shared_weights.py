@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
-from models import jacobian
 from nullbayes.linalg.pieces import DensePiece, OuterPiece
+from support.models import jacobian
 
 X, Y = torch.tensor([[0, 1, 1], [4, 2, 0], [3, 3, 3], [1, 0, 4]]), torch.tensor([0, 1, 2, 4])
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-import zoo
-from jacobian.layer_table import build, randn
-from models import CLASSIFICATION, MLP, Slow, jacobian
 from nullbayes.jacobian.kernels import differentiable_kernels, eager_parts, recurrent_kernels
 from nullbayes.jacobian.network import Network
+from support import zoo
+from support.layer_table import build, randn
+from support.models import CLASSIFICATION, MLP, Slow, jacobian
 
 
 def test_threads_share_a_network() -> None:

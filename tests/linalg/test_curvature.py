@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import ConvergenceWarning, NullBayesError
 from nullbayes.linalg.curvature import Curvature, Diagonal, Dual, Kronecker, LowRank, MatrixFree, Primal
 from nullbayes.linalg.curvature.diagonal import column_squares
 from nullbayes.linalg.curvature.kronecker import decomposed
 from nullbayes.linalg.curvature.low_rank import lanczos_pairs, nystrom_pairs
+from support.drawing import randn
 
 P, ALPHAS = 12, (0.05, 1.0, 30.0)
 
@@ -80,9 +80,7 @@ def test_samples_have_the_inverse_as_covariance(case: Case, alpha: float) -> Non
     [lambda a: Primal(a.double().T @ a.double()), lambda a: Dual(nb.DenseRows(a))],
     ids=["primal", "dual"],
 )
-def test_what_float32_rows_leave_of_themselves_is_no_difference_of_large_numbers(
-    make: Callable[[Tensor], Curvature], alpha: float
-) -> None:
+def test_variances_of_float32_training_rows_do_not_cancel(make: Callable[[Tensor], Curvature], alpha: float) -> None:
     """A training example of a network that fits well: its variance is a millionth of its squared length over alpha."""
     rows = 100.0 * normal(20, 300, seed=8).float()
     wide = rows.double()
@@ -103,7 +101,7 @@ def test_a_spectrum_far_above_the_precision_does_not_break_float32(alpha: float)
     torch.testing.assert_close(curvature.variance(new.float(), alpha).double(), wanted, rtol=1e-2, atol=0)
 
 
-def test_products_without_numbers_are_no_answer() -> None:
+def test_solve_stops_with_a_warning_where_products_overflow() -> None:
     curvature = MatrixFree(nb.DenseRows(TALL.float()), 3, seeded())
     curvature.rows = nb.DenseRows(1e25 * TALL.float())  # whose squares overflow
     with pytest.warns(ConvergenceWarning, match="where rounding in float32 lets it go no further"):
@@ -128,7 +126,7 @@ def test_log_determinants_are_those_of_the_dense_matrix(case: Case, alpha: float
 
 
 @each_case
-def test_a_precision_can_be_set_and_set_back(case: Case) -> None:
+def test_sampling_at_another_precision_leaves_no_trace(case: Case) -> None:
     curvature = case.make()
     noise = normal(3, curvature.noise_size, seed=5)
     first = curvature.sample(noise, 1.0)
@@ -138,7 +136,7 @@ def test_a_precision_can_be_set_and_set_back(case: Case) -> None:
 
 
 @each_case
-def test_float32_is_enough(case: Case) -> None:
+def test_float32_curvatures_match_float64(case: Case) -> None:
     curvature = {
         "diagonal": lambda: Diagonal(WIDE[0].square().float()),
         "low rank": lambda: LowRank(BASIS.float(), VALUES),
@@ -194,7 +192,7 @@ def test_eigenpairs_come_closer_as_the_rank_grows(find: Callable[..., LowRank]) 
     assert errors[0] > errors[1] > errors[2]
 
 
-def test_too_few_steps_are_said() -> None:
+def test_too_few_steps_cause_a_warning() -> None:
     curvature = MatrixFree(nb.DenseRows(normal(50, 40)), 1, seeded(), rtol=1e-12, max_steps=2)
     with pytest.warns(ConvergenceWarning, match="larger prior_precision"):
         curvature.sample(normal(2, 90), 1e-3)

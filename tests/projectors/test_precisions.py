@@ -10,7 +10,7 @@ import nullbayes as nb
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.linalg.held import HeldRows
 from nullbayes.projectors import Alternating, Krylov, Outcome
-from projectors.table import (
+from support.projector_table import (
     CASES,
     PROJECTORS,
     WELL_CONDITIONED,
