@@ -52,7 +52,7 @@ format: $(INSTALLED) ## format the code, and repair what can be repaired by rule
 
 docs: $(INSTALLED) ## write the pages that are made from the tests' tables
 	@echo "==> docs/compatibility.md"
-	@$(BIN)/python tests/compatibility/document.py
+	@PYTHONPATH=tests $(BIN)/python -m support.compatibility_page
 
 clean: ## remove .venv, the caches and the build outputs
 	@echo "==> removing $(VENV), caches and build outputs"

@@ -1,4 +1,4 @@
-"""A saved posterior comes back bit by bit, or is refused when the model is another."""
+"""A saved posterior is loaded bit for bit, or refused when the model is another one."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_loaded_posterior_can_be_prepared_and_extended(kind: type, options: di
 
 def test_a_loaded_posterior_with_a_base_refuses_to_extend_with_another(tmp_path: Path) -> None:
     base = 5 * randn(4, 51, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    posterior = fit_mlp(base=lambda n, generator: base[:n])
+    posterior = fit_mlp(n_samples=4, base=lambda n, generator: base[:n])
     posterior.save(tmp_path / "file")
     loaded = nb.load(tmp_path / "file", MLP.build())
     assert torch.equal(loaded.directions, posterior.directions)

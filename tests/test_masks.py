@@ -1,4 +1,4 @@
-"""Padding does not count: masks at prediction, scores of positions, and how they become one number an input."""
+"""Padding does not count: masks at prediction, scores of positions, and how they become one number per input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One predictive for all: samples of the outputs, through any network, and what is read off them."""
+"""Predictions of every network: samples of the outputs, and the mean, variance and probabilities computed from them."""
 
 from __future__ import annotations
 

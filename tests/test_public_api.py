@@ -1,4 +1,4 @@
-"""The names that others are written against."""
+"""The public names and signatures, which do not change."""
 
 from __future__ import annotations
 

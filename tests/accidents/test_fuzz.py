@@ -1,4 +1,4 @@
-"""Whatever is in a file: loading it gives a posterior that predicts, or a FileError, and nothing else ever."""
+"""Whatever a file holds, `nb.load` returns a posterior that predicts or raises a FileError, and nothing else."""
 
 from __future__ import annotations
 

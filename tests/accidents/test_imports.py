@@ -56,7 +56,7 @@ def run(folder: Path, *arguments: str, told: bool = True) -> tuple[str, set[str]
     return text, set(json.loads(modules))
 
 
-def test_the_command_imports_no_stranger_and_nothing_heavy(strange: Path) -> None:
+def test_the_command_imports_no_file_of_the_current_folder_and_nothing_heavy(strange: Path) -> None:
     text, modules = run(strange, str(strange.parent / "bin" / "nullbayes"), "--help")
     assert "demo" in text
     assert not (strange.parent / "imported").exists()

@@ -1,4 +1,4 @@
-"""Threads share a posterior, and a fit disturbs no training beside it."""
+"""Threads can share a posterior, and a fit does not disturb a training run beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods within a budget: they come to the dense eigen-decomposition as the budget grows."""
+"""Low-rank methods converge to the dense eigendecomposition as their memory budget grows."""
 
 from __future__ import annotations
 

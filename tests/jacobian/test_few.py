@@ -1,4 +1,4 @@
-"""Rows of few inputs: the same as the usual ones, and no answer where the shortcut does not hold."""
+"""The shortcut for the rows of few inputs gives the usual rows, or none where it does not hold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of data that people have: what is seen of it, in which order, with which targets; and what is refused."""
+"""Every kind of data that people have: which examples and targets are read, in which order, and what is refused."""
 
 from __future__ import annotations
 

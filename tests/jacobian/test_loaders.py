@@ -1,4 +1,4 @@
-"""Loaders that were made for training: why they are refused, all reasons at once, and what is made of them."""
+"""Loaders made for training: why they are refused (all reasons at once), and how `evaluation_loader` replaces them."""
 
 from __future__ import annotations
 

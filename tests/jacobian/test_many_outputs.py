@@ -1,4 +1,4 @@
-"""What is found out about rows before they are formed takes no longer where examples have many outputs."""
+"""Choosing a route and estimating costs takes no longer for examples with many outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of many examples by one map, where torch adds in place to what they share."""
+"""Rows by `vmap`, where torch adds in place to tensors that all examples share."""
 
 from __future__ import annotations
 

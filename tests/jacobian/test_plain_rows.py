@@ -1,4 +1,4 @@
-"""What no rule can do, and what torch has wrong, goes a plainer way."""
+"""Networks without a layer rule, or with operations that torch differentiates wrongly, fall back to a slower route."""
 
 from __future__ import annotations
 

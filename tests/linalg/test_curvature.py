@@ -45,7 +45,7 @@ class Case:
     dense: Tensor  # (P, P)
 
 
-CASES = (
+_CASES = (
     Case("diagonal", lambda: Diagonal(WIDE[0].square()), torch.diag(WIDE[0].square())),
     Case("low rank", lambda: LowRank(BASIS, VALUES), BASIS.T @ torch.diag(VALUES) @ BASIS),
     Case(
@@ -59,8 +59,9 @@ CASES = (
     Case("dual", lambda: Dual(nb.DenseRows(WIDE)), WIDE.T @ WIDE),
     Case("matrix-free", lambda: MatrixFree(nb.DenseRows(TALL), 3, seeded(), rtol=1e-12), TALL.T @ TALL),
 )  # fmt: skip
+CASES = {case.name: case for case in _CASES}
 
-each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+each_case = pytest.mark.parametrize("case", CASES.values(), ids=lambda case: case.name)
 each_alpha = pytest.mark.parametrize("alpha", ALPHAS)
 
 
@@ -141,7 +142,7 @@ def test_float32_curvatures_match_float64(case: Case) -> None:
         "diagonal": lambda: Diagonal(WIDE[0].square().float()),
         "low rank": lambda: LowRank(BASIS.float(), VALUES),
         "kronecker": lambda: Kronecker(
-            [f._replace(**{n: getattr(f, n).float() for n in f._fields[1:]}) for f in CASES[2].make().factors]
+            [f._replace(**{n: getattr(f, n).float() for n in f._fields[1:]}) for f in CASES["kronecker"].make().factors]
         ),
         "primal": lambda: Primal(TALL.T @ TALL),
         "dual": lambda: Dual(nb.DenseRows(WIDE.float())),
@@ -156,7 +157,7 @@ def test_float32_curvatures_match_float64(case: Case) -> None:
 
 
 def test_kronecker_factors_can_be_written_and_read() -> None:
-    made = CASES[2].make()
+    made = CASES["kronecker"].make()
     again = Kronecker.of(made.tensors())
     torch.testing.assert_close(again.sample(normal(3, P), 2.0), made.sample(normal(3, P), 2.0), rtol=1e-12, atol=1e-12)
 

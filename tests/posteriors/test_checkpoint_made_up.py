@@ -1,4 +1,4 @@
-"""A checkpoint that somebody made up, of another version, or with a trap in it is refused, kept and never run."""
+"""A checkpoint that was forged, is of another version or hides code is refused, kept and never run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoint of another fit, a damaged one and what is none are refused, and kept."""
+"""The checkpoint of another fit, a damaged one and a file that is no checkpoint are refused and kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More rows than parameters: a useful posterior where there is one, and a warning aloud where there is none."""
+"""More rows than parameters: a useful posterior where there is one, and a warning where there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples are normal around the trained parameters, with the kernel's projector over the precision as covariance."""
+"""Samples are normal around the trained parameters; their covariance is the null-space projector over the precision."""
 
 from __future__ import annotations
 

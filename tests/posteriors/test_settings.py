@@ -1,4 +1,4 @@
-"""What a fit can be asked for: rows, memory, parameters, precision."""
+"""Settings of a fit: storage of rows, memory limit, parameters that vary, precision of numbers."""
 
 from __future__ import annotations
 

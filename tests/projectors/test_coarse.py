@@ -1,4 +1,4 @@
-"""The coarse space: leading directions of the rows at unit length, and nothing of the kernel."""
+"""The coarse space holds the leading directions of the normalized rows, and nothing of the null space."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every projector keeps the same promises on every case: prepare once, apply many times, an honest account of it."""
+"""Every projector keeps the same contract on every case: prepare once, apply many times, report the true residual."""
 
 import warnings
 

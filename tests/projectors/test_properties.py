@@ -1,4 +1,4 @@
-"""What makes a map the orthogonal projection on the kernel, for matrices of any shape and rank."""
+"""The map of every projector is the orthogonal projection on the null space, for matrices of any shape and rank."""
 
 import warnings
 from collections.abc import Callable

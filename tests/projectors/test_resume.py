@@ -1,4 +1,4 @@
-"""An iteration that goes on from any state it has stored ends where one goes that was never stopped, bit by bit."""
+"""An iteration resumed from any stored state ends bit for bit where an uninterrupted one ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are short beside the others are spared where they may be: they cost no dimensions, and no tolerance."""
+"""Loss rows that are short compared with the others are left out: the null space stays large, the residual small."""
 
 from __future__ import annotations
 

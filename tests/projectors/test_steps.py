@@ -1,4 +1,4 @@
-"""A step of a sweep: a symmetric map with eigenvalues in [0, 1) that vanishes on the kernel of its block alone."""
+"""A step of a sweep is a symmetric map with eigenvalues in [0, 1), zero exactly on the null space of its block."""
 
 from collections.abc import Callable
 

@@ -1,12 +1,9 @@
-"""Write `docs/compatibility.md` from the table of models: `python tests/compatibility/document.py`."""
+"""Write `docs/compatibility.md` from `support/compatibility_table.py`: run `make docs`."""
 
 from __future__ import annotations
 
-import sys
 from itertools import groupby
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from nullbayes.errors import NullBayesError
 from support.compatibility_table import CASES, REFUSED
@@ -15,17 +12,22 @@ FILE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 HEAD = """\
 # What works, by which route, and what is refused
 
-Made from the table in `tests/model_table.py` by `make docs`; every line of it is a test, against derivatives that are
-taken one by one in float64 and checked by differences.
+`make docs` writes this page from the table in `tests/support/compatibility_table.py`. Every line is a test, which
+compares the derivatives with derivatives that are computed one by one in float64 and checked by finite differences.
 
-**Rows** of the Jacobian on the training data come *by layers* (one backward pass an output gives the rows of all
-examples), by *vmap(jacrev)* where a parameter belongs to no layer that has a rule, or *example by example* where `vmap`
-does not know an operation or has it wrong. Which one is found out when a posterior is fitted: rows are compared with
-plain differentiation, all of them once. **Predictions** take *forward mode* or, where torch has none for an
-operation or has it wrong, *rows* as well; with fewer outputs than samples rows are the faster way in any case. The
-report of a fit says which routes were taken. Switches of torch that stand in the way (fused attention, oneDNN's and
-cuDNN's recurrent layers, reduced precision) are set for as long as a computation needs it, then put back.
-The routes are those on a CPU; other devices have other kernels.
+**Rows** are the gradients of the outputs (or of the losses) on the training data. They are computed
+
+- *by layers*, where every parameter belongs to a layer that has a rule: one backward pass per output gives the rows of
+  all examples;
+- by *vmap(jacrev)*, where a parameter belongs to no layer that has a rule;
+- *example by example*, where `vmap` does not support an operation or computes it wrongly.
+
+`fit` finds out which of them works: it compares rows with plain differentiation, each of them once. **Predictions** use
+*forward mode* or, where torch has no forward mode for an operation or a wrong one, *rows* as well. With fewer outputs
+than samples, rows are the faster way in any case. The report of a fit says which routes it took.
+
+Switches of torch that stand in the way (fused attention, the recurrent layers of oneDNN and cuDNN, reduced precision)
+are set while a computation needs it and then put back. The routes are those on a CPU; other devices may take others.
 """
 
 
@@ -45,6 +47,9 @@ def document() -> str:
         except NullBayesError as error:
             sentence = " ".join(str(error).split()).replace("|", "\\|").replace("<", "&lt;")
             lines.append(f"| {name} | {sentence} |")
+        else:
+            msg = f"{name!r} is in REFUSED, but it was not refused."
+            raise AssertionError(msg)
     return "\n".join(lines) + "\n"
 
 

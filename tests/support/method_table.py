@@ -69,9 +69,8 @@ def members(model: nn.Module) -> dict[str, Any]:
     return {"train": train}
 
 
-METHODS = (
-    Method(nb.ProjectedPosterior, custom=True),
-    Method(nb.LossProjectedPosterior, custom=True),
+PROJECTED = (Method(nb.ProjectedPosterior, custom=True), Method(nb.LossProjectedPosterior, custom=True))
+BASELINES = (
     Method(baselines.MAP, prior=False, custom=True, scores=("max_softmax", "max_logit", "entropy")),
     Method(baselines.DiagonalLaplace),
     Method(baselines.LastLayerLaplace),
@@ -84,7 +83,7 @@ METHODS = (
     Method(baselines.SWAG, epochs, prior=False, custom=True, pred_types=("sampled",)),
     Method(baselines.DeepEnsemble, members, prior=False, custom=True, pred_types=("sampled",)),
 )
-BASELINES = METHODS[2:]
+METHODS = (*PROJECTED, *BASELINES)
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
 each_baseline = pytest.mark.parametrize("method", BASELINES, ids=lambda method: method.name)
 each_sampler = pytest.mark.parametrize(

@@ -234,7 +234,7 @@ class Model:
         return model.eval().to(place)
 
 
-MODELS = (
+_MODELS = (
     Model("mlp", mlp, vectors, "layers"),
     Model("one layer", lambda outputs: nn.Linear(4, outputs), vectors, "layers"),
     Model("in-place relu", inplace_relu, vectors, "layers"),
@@ -254,6 +254,7 @@ MODELS = (
     Model("residual", Residual, vectors, "mixed"),
     Model("attention", Attention, sequences, "plain"),
 )
+MODELS = {model.name: model for model in _MODELS}
 MLP, CNN, BATCHNORM, ATTENTION = MODELS["mlp"], MODELS["cnn"], MODELS["batchnorm"], MODELS["attention"]
 
 

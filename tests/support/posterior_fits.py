@@ -27,8 +27,10 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def fit_mlp(kind: type, task: Task = CLASSIFICATION, n_samples: int = 5, seed: int = 0, **settings: Any) -> Any:
-    """A fit at the closed form of the precision: test_promise.py is about the default."""
+def fit_mlp(
+    kind: type = nb.ProjectedPosterior, task: Task = CLASSIFICATION, n_samples: int = 5, seed: int = 0, **settings: Any
+) -> Any:
+    """Fit the small MLP with the closed form of the prior precision; test_promise.py tests the default precision."""
     model = MLP.build(task.outputs)
     settings = {"projector": EXACT, "generator": seeded(seed), "progress": False, **settings}
     return kind(model, task.likelihood, prior_precision="optimal").fit([task.data()], n_samples, **settings)

@@ -10,7 +10,7 @@ from pathlib import Path
 import nullbayes
 
 PACKAGES = Path(nullbayes.__file__).parents[1]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), str(Path(__file__).parent)])}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PACKAGES), str(Path(__file__).parents[1])])}
 
 
 def python(*arguments: str | Path, cwd: Path) -> str:

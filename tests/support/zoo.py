@@ -1,4 +1,4 @@
-"""The networks that people have, small; `model_table` says what is expected of each."""
+"""Small versions of networks that people use; `compatibility_table` says what is expected of each."""
 
 from __future__ import annotations
 

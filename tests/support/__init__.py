@@ -1,0 +1,22 @@
+"""What several tests share: networks, data, slow reference answers, tables of cases. There are no tests in here.
+
+=====================  ==============================================================================================
+``models``             small networks by name (`MODELS["tied weights"]`), likelihoods with targets, Jacobians by a loop
+``drawing``            random tensors that are the same on every device
+``two_layers``         networks of two layers with a forward function of the test's own
+``trained``            networks that have learned their data
+``layouts``            rows held as pieces, beside the dense matrix that they stand for
+``cube``               an operation without a forward-mode derivative and without `vmap`
+``processes``          other Python processes
+``posterior_fits``     fits of both projected posteriors (`fit_mlp`)
+``posterior_files``    saved posteriors with something changed
+``checkpoint_fits``    fits that store their progress and are interrupted (`fit_in_sweeps`)
+``memory_shortage``    fits with too little memory (`fit_with_projector`)
+``method_table``       all posteriors and baselines: add a baseline here
+``projector_table``    all projectors: add a projector here
+``layer_table``        all layers with a rule: add a layer here
+``compatibility_…``    the table of models behind `docs/compatibility.md`, its entries (``case``), and its ``page``
+``zoo``                the networks of that table
+``paper``              networks and dense answers for the tests of the paper's claims
+=====================  ==============================================================================================
+"""
