@@ -1,4 +1,4 @@
-"""A source distribution holds every file that its pages refer to."""
+"""A source distribution holds every file that its pages refer to, and changes of the pages can be reviewed."""
 
 from __future__ import annotations
 
@@ -33,3 +33,9 @@ def test_links_lead_to_files_of_the_distribution(page: Path) -> None:
 @pytest.mark.parametrize("name", ["Makefile", "constraints.txt", "CONTRIBUTING.md"])
 def test_the_tools_that_pages_name_are_included(name: str) -> None:
     assert ROOT / name in INCLUDED
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "examples/README.md"])
+def test_lines_of_markdown_are_short(name: str) -> None:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    assert not [number for number, line in enumerate(lines, 1) if len(line) > 120]
