@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -110,8 +110,10 @@ class Likelihood(ABC):
         return float((((values - mean).square() * weights).sum() / weights.sum()).sqrt())
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that are saved in files, besides the name."""
-        return {}
+        """Return the settings that are saved in files, besides the name: the other fields of a dataclass."""
+        if not is_dataclass(self):
+            return {}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "name"}
 
     def accuracy(self, probs: Tensor, targets: Tensor) -> float | None:
         """Return the share of correct predictions; None if there are no classes."""
@@ -188,6 +190,10 @@ class CustomLoss(Likelihood):
             msg = "There is no closed form of the predictive density for a loss of your own."
             raise LikelihoodError(msg)
         return self.loss(outputs, targets).double()[:, None]
+
+    def settings(self) -> dict[str, Any]:
+        """Return nothing, because files do not hold functions."""
+        return {}
 
     def n_targets(self, outputs: Tensor, targets: Tensor) -> int:
         """Return the number of examples, because the loss does not tell how many targets it has."""

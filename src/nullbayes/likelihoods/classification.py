@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,11 +129,6 @@ class Classification(Likelihood):
     def at_positions(self, values: Tensor, *, largest: bool) -> Tensor:
         """Return the largest value or the sum over the classes at each position."""
         return values.amax(self._classes) if largest else values.sum(self._classes)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that are saved in files, besides the name."""
-        names = ("class_dim", "ignore_index", "temperature", "some_ignored", "more_ignored")
-        return {name: getattr(self, name) for name in names}
 
     def tempered(self, temperature: float) -> Likelihood:
         """Return the likelihood with logits divided by the temperature."""

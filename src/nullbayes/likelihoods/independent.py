@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,10 +62,6 @@ class Bernoulli(Likelihood):
         """Return the negative log probability of each label."""
         logits = self._logits(outputs.double(), None if variance is None else variance.double())
         return softplus((1.0 - 2.0 * targets.reshape(outputs.shape).double()) * logits)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the temperature."""
-        return {"temperature": self.temperature}
 
     def tempered(self, temperature: float) -> Likelihood:
         """Return the likelihood with logits divided by the temperature."""
@@ -180,10 +175,6 @@ class Regression(Likelihood):
     def noise_variance(self, outputs: Tensor) -> Tensor:
         """Return the variance of the noise, one number or one per output."""
         return self._sigma(outputs) ** 2
-
-    def settings(self) -> dict[str, Any]:
-        """Return the standard deviation, and the temperature that it includes."""
-        return {"sigma_noise": self.sigma_noise, "temperature": self.temperature}
 
     def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
         """Return the likelihood with the standard deviation of the residuals, one per output."""

@@ -239,9 +239,7 @@ def _nearly_parallel_blocks() -> Case:
 
 def _paper_rate_counterexample() -> Case:
     n, delta = 20, 0.05
-    matrix = torch.zeros(
-        n, n + 10, dtype=torch.float64, device="cpu"
-    )  # 10 more columns: a null space
+    matrix = torch.zeros(n, n + 10, dtype=torch.float64, device="cpu")  # 10 more columns: a null space
     matrix[:, :n].fill_diagonal_(1)
     matrix[-1, : n - 1] = (n - 1) ** -0.5
     matrix[-1, n - 1] = delta
