@@ -41,8 +41,7 @@ class Line:
     auroc_probs: float
     kernel_dimension: float | None
     train_std: float | None
-    scores_in: Tensor
-    scores_out: Tensor
+    scores: tuple[Tensor, Tensor]
 
 
 def load_digits() -> Digits:
@@ -93,55 +92,40 @@ def compare(model: nn.Module, digits: Digits) -> list[Line]:
     posterior), and by the probabilities (one minus the largest for the network, mutual information for a posterior).
     """
     with torch.no_grad():
-        inside, outside = model(digits.x_test), model(digits.x_unseen)
-    lines = [
-        _line(
-            "network itself",
-            inside.softmax(1),
-            digits.y_test,
-            logits=(-inside.amax(1), -outside.amax(1)),
-            probs=(-inside.softmax(1).amax(1), -outside.softmax(1).amax(1)),
-        )
-    ]
-    loader = [(digits.x_train, digits.y_train)]
+        known, unseen = model(digits.x_test), model(digits.x_unseen)
+    by_logits = (-known.amax(1), -unseen.amax(1))
+    by_probs = (-known.softmax(1).amax(1), -unseen.softmax(1).amax(1))
+    lines = [_line("network itself", known.softmax(1), digits.y_test, by_logits, by_probs)]
     for name, kind in (("projected", nb.ProjectedPosterior), ("loss-projected", nb.LossProjectedPosterior)):
-        posterior = kind(model).fit(loader, generator=torch.Generator().manual_seed(0))
-        prediction = posterior.predict(digits.x_test)
-        assert prediction.probs is not None
-        score = posterior.ood_score
-        lines.append(
-            _line(
-                name,
-                prediction.probs,
-                digits.y_test,
-                logits=(score(digits.x_test), score(digits.x_unseen)),
-                probs=(score(digits.x_test, "mutual_information"), score(digits.x_unseen, "mutual_information")),
-                report=posterior.report,
-            )
+        posterior = kind(model).fit(digits.x_train, digits.y_train, generator=torch.Generator().manual_seed(0))
+        probs = posterior.predict(digits.x_test).probs
+        assert probs is not None
+        by_logits, by_probs = (
+            (posterior.ood_score(digits.x_test, score), posterior.ood_score(digits.x_unseen, score))
+            for score in ("max_variance", "mutual_information")
         )
+        lines.append(_line(name, probs, digits.y_test, by_logits, by_probs, posterior.report))
     return lines
 
 
 def _line(
     name: str,
-    predicted: Tensor,
+    probs: Tensor,
     y: Tensor,
-    *,
-    logits: tuple[Tensor, Tensor],
-    probs: tuple[Tensor, Tensor],
+    by_logits: tuple[Tensor, Tensor],
+    by_probs: tuple[Tensor, Tensor],
     report: nb.FitReport | None = None,
 ) -> Line:
     return Line(
         name=name,
-        accuracy=nb.metrics.accuracy(predicted, y),
-        nll=nb.metrics.nll(predicted, y),
-        ece=nb.metrics.ece(predicted, y),
-        auroc_logits=nb.metrics.auroc(*logits),
-        auroc_probs=nb.metrics.auroc(*probs),
+        accuracy=nb.metrics.accuracy(probs, y),
+        nll=nb.metrics.nll(probs, y),
+        ece=nb.metrics.ece(probs, y),
+        auroc_logits=nb.metrics.auroc(*by_logits),
+        auroc_probs=nb.metrics.auroc(*by_probs),
         kernel_dimension=None if report is None else report.kernel_dimension,
         train_std=None if report is None else report.train_std,
-        scores_in=logits[0],
-        scores_out=logits[1],
+        scores=by_logits,
     )
 
 
@@ -190,7 +174,7 @@ def draw(toy: Toy, lines: list[Line], path: Path) -> None:
     left.set_ylim(middle - 3 * reach, middle + 3 * reach)
     left.legend(frameon=False, loc="upper center")
     line = lines[1]
-    inside, outside = line.scores_in.log10(), line.scores_out.log10()
+    inside, outside = (scores.log10() for scores in line.scores)
     both = torch.cat([inside, outside])
     bins = torch.linspace(float(both.min()), float(both.max()), 41, device="cpu").numpy()
     right.hist(inside.numpy(), bins, color=blue, alpha=0.75, label="digits 0 to 7, test images")
