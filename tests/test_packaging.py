@@ -35,7 +35,10 @@ def test_the_tools_that_pages_name_are_included(name: str) -> None:
     assert ROOT / name in INCLUDED
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "examples/README.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "CHANGELOG.md", "examples/README.md", "docs/precision.md", "docs/errata.md"]
+)
 def test_lines_of_markdown_are_short(name: str) -> None:
+    """Rows of tables cannot be broken."""
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
-    assert not [number for number, line in enumerate(lines, 1) if len(line) > 120]
+    assert not [number for number, line in enumerate(lines, 1) if len(line) > 120 and not line.startswith("|")]
