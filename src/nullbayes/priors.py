@@ -7,13 +7,12 @@ precision needs no new projection.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from nullbayes.errors import NullBayesWarning, SettingsError
+from nullbayes.errors import SettingsError, warn
 from nullbayes.linalg.lanczos import spectral_quadrature
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
@@ -53,7 +52,7 @@ def maximize(objective: Callable[[float], float], start: float, what: str) -> fl
             f"The {what} is still rising at the edge of the search, "
             f"at a prior precision of {math.exp(grid[best]):.2g}: the data do not determine it. The edge is used."
         )
-        warnings.warn(message, NullBayesWarning, stacklevel=3)
+        warn(message)
         return math.exp(grid[best])
     low, high = grid[best - 1], grid[best + 1]
     ratio = (math.sqrt(5.0) - 1.0) / 2.0

@@ -8,7 +8,6 @@ centred on it. A sampled one is the output of the network with the parameters :m
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from nullbayes.errors import DataError, LikelihoodError, NullBayesWarning, SettingsError
+from nullbayes.errors import DataError, LikelihoodError, SettingsError, warn
 from nullbayes.jacobian.batches import (
     BatchFn,
     as_tensors,
@@ -213,7 +212,7 @@ def summarize(
             f"Some predictions or their variances are not finite in {str(samples.dtype).removeprefix('torch.')}: use a "
             "larger prior_precision, or scale the outputs."
         )
-        warnings.warn(message, NullBayesWarning, stacklevel=2)
+        warn(message)
     noise = likelihood.noise_variance(mean)
     return Prediction(mean, variance, probs, samples, noise, mask, likelihood.name)
 
