@@ -132,8 +132,15 @@ class Likelihood(ABC):
         terms: Tensor = torch.special.entr(probs)
         return terms
 
-    def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
-        """Return the likelihood with the settings that are estimated from the training data."""
+    def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return means over these examples in float64, which `fitted` needs; they can be averaged over batches."""
+        return torch.zeros(0, dtype=torch.float64, device=outputs.device)
+
+    def fitted(self, outputs: Tensor, targets: Tensor, statistics: Tensor | None = None) -> Likelihood:
+        """Return the likelihood with the settings that are estimated from the training data.
+
+        With the `statistics` of all training data, some of the outputs and targets are enough.
+        """
         return self
 
 
