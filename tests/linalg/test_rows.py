@@ -85,7 +85,7 @@ def test_empty_blocks_are_refused(block_rows: int) -> None:
         Counted(10, 1).cuts(block_rows)
 
 
-def test_costs_of_plain_rows() -> None:
+def test_costs_of_dense_rows_are_counted() -> None:
     rows = Counted(7, 1)
     assert rows.gram_cost() == rows.product_cost() == 20
     assert rows.kept_bytes() == 7 * 10 * 4

@@ -1,4 +1,4 @@
-"""More samples than there is memory for are drawn fewer at a time, then by a smaller plan; the earlier ones stay.
+"""Without memory for all new samples, `extend` draws fewer at a time, then by a smaller plan; earlier samples stay.
 
 Nothing is pretended: processes are given too little address space, and networks ask for more memory than there is.
 """

@@ -1,4 +1,4 @@
-"""A fit that runs out of memory goes on with less of it, and says so; one that cannot says what would do.
+"""A fit that runs out of memory continues with less and notes it; one that cannot says what to change.
 
 Nothing is pretended: processes are given too little address space, and networks ask for more memory than there is.
 """

@@ -1,4 +1,4 @@
-"""A fit that was killed goes on where its checkpoint is, and ends as one that was not, bit by bit.
+"""A fit that was killed continues from its checkpoint and ends bit for bit as an uninterrupted one.
 
 The fits that are killed run in processes of their own, which kill themselves at a moment that is the same every time.
 """

@@ -82,13 +82,13 @@ def test_residuals_that_were_fitted_are_corrected(model: nn.Module) -> None:
 
 
 @each_kind
-def test_noise_that_was_given_stays(kind: type, model: nn.Module) -> None:
+def test_given_noise_is_kept(kind: type, model: nn.Module) -> None:
     posterior = kind(model, Regression(0.123)).fit([draw(80)], 5, progress=False)
     assert posterior.likelihood.sigma_noise == 0.123
 
 
 @each_kind
-def test_building_the_rows_again_does_not_correct_twice(kind: type, model: nn.Module) -> None:
+def test_building_the_rows_again_does_not_correct_the_noise_twice(kind: type, model: nn.Module) -> None:
     posterior = kind(model, "regression").fit([draw(80)], 5, progress=False)
     before = posterior.likelihood
     posterior.release().prepare([draw(80)])

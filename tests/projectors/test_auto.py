@@ -85,7 +85,7 @@ def test_few_rows_or_few_columns_are_solved_directly(n_rows: int, n_columns: int
 
 
 @pytest.mark.parametrize(("n_rows", "n_columns"), [(600_000, 5_000), (60_000, 2_000), (20_000, 4_000)])
-def test_many_rows_over_few_columns_go_by_the_normal_matrix(n_rows: int, n_columns: int) -> None:
+def test_many_rows_over_few_columns_use_the_normal_matrix(n_rows: int, n_columns: int) -> None:
     plan = choose(Shape(n_rows, n_columns), n_samples=30, memory_limit=1000 * GIB)
     assert block_rows(plan) == n_rows  # one block of more rows than columns: Alternating takes the smaller matrix
     assert "normal matrix" in plan.reason

@@ -101,9 +101,7 @@ def test_default_block_is_the_rows_own_then_all_of_them() -> None:
 
 
 @pytest.mark.parametrize(("kind", "limit", "done"), [(Alternating, 7, 7), (Krylov, 7, 7), (Krylov, 1, 1)])
-def test_sweeps_run_out_when_told_to_and_say_what_to_do(
-    kind: type[Alternating | Krylov], limit: int, done: int
-) -> None:
+def test_max_sweeps_ends_the_iteration_with_advice(kind: type[Alternating | Krylov], limit: int, done: int) -> None:
     matrix = CASES["nearly_parallel_blocks"].matrix
     projector = kind(rtol=1e-8, max_sweeps=limit)
     with pytest.warns(ConvergenceWarning, match="block_rows"):

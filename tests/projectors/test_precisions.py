@@ -91,7 +91,7 @@ def test_projection_of_halved_rows_meets_the_tolerance_on_the_true_ones(name: st
 
 
 @pairs(lambda name, case: case in ("full_rank", "step", "one_block"))
-def test_tolerance_that_halved_rows_cannot_meet_is_said_to_be_missed(name: str, case: str) -> None:
+def test_tolerance_that_halved_rows_cannot_meet_is_reported_as_missed(name: str, case: str) -> None:
     matrix = CASES[case].matrix
     projector, noise = PROJECTORS[name](1e-6), gaussian(3, matrix.shape[1])
     with pytest.warns(ConvergenceWarning):

@@ -1,4 +1,4 @@
-"""Fits that store what they have reached at every sweep, and what is compared of them."""
+"""Fits that store their state after every sweep, fits that are interrupted, and what is compared of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An entry of the table of models: a network, what it takes, and what is expected of its derivatives."""
+"""An entry of the table of models: a network, its inputs, and the expected route of its derivatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An operation that knows its derivative backward only, and nothing of vmap."""
+"""An operation that has a backward pass only: no forward mode and no `vmap`."""
 
 from __future__ import annotations
 

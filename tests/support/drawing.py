@@ -1,4 +1,4 @@
-"""Random tensors that are the same on every device: drawn where their generator is, then moved to the default one."""
+"""Random tensors that are the same on every device: drawn on the device of their generator, then moved."""
 
 from __future__ import annotations
 

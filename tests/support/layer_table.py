@@ -1,4 +1,4 @@
-"""The table of layers, each in a network with positions, and numbers for them."""
+"""The table of layers that have a rule, each in a small network with positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What it takes to run out of memory: too little address space, and networks that ask for more than there is."""
+"""Ways to run out of memory: a limit of the address space, and networks that allocate more than there is."""
 
 from __future__ import annotations
 

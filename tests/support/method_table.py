@@ -1,4 +1,4 @@
-"""The table of methods, the projected posteriors among them: what each needs, and what it can do."""
+"""The table of all methods, the projected posteriors among them: what each needs, and what it can do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fits of both posteriors on every likelihood, and the rows that they project against."""
+"""Fits of both projected posteriors for every likelihood, and the rows that they project against."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other Python processes, for what cannot be tried in this one."""
+"""Run code in another Python process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of projectors: each on every case, solved once, with the dense answer beside it."""
+"""The table of projectors: each is applied once to every case, with the dense answer beside it."""
 
 import warnings
 from collections.abc import Callable

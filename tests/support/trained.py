@@ -1,4 +1,4 @@
-"""Networks that have learned well, and fits that see few of their data: a posterior of the wrong scale does damage."""
+"""Networks that learned from 1,000 examples: a posterior fitted to few of them shows whether its scale is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Networks of two layers with a forward of one's own, data for them, and their rows by a loop."""
+"""Networks of two layers with a forward function of the test, data for them, and their rows by a loop."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_cases_are_the_same_at_every_call_and_leave_the_global_generator_alone()
         assert torch.equal(case.matrix, BY_NAME[case.name].matrix)
 
 
-def test_some_case_has_a_smaller_last_block() -> None:
+def test_a_case_has_a_smaller_last_block() -> None:
     assert any(len(case.matrix) % case.block_rows for case in cases())
 
 

@@ -1,4 +1,4 @@
-"""The library's posteriors on the networks of these tests."""
+"""Fits of the projected posteriors to the networks of the tests of the paper."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Small trained networks in float64, the same at every call: nothing here may be changed by a test."""
+"""Small networks, trained in float64 and the same at every call. A test must not change them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
