@@ -24,8 +24,8 @@ demo: $(INSTALLED) ## run the demonstration, on data that come with it
 	@$(BIN)/nullbayes demo
 
 benchmark: $(INSTALLED) ## run the benchmarks, small; others: make benchmark ARGS="--size full --data FOLDER"
-	@echo "==> nullbayes benchmark $(ARGS)"
-	@$(BIN)/nullbayes benchmark $(ARGS)
+	@echo "==> python -m benchmarks $(ARGS)"
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 test: $(INSTALLED) ## run the tests and the doctests, without the slow ones
 	@echo "==> tests and doctests (the slow ones: make test-all)"

@@ -2,16 +2,14 @@
 
 For example::
 
-    nullbayes benchmark --list
-    nullbayes benchmark time_to_residual --size full --data FOLDER --device cuda --json result.json
-    python benchmarks/run.py ...    # the same, where only the library itself is installed
+    python -m benchmarks --list
+    python -m benchmarks time_to_residual --size full --data FOLDER --device cuda --json result.json
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import inspect
 import json
 import os
@@ -23,12 +21,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
-
-if not __package__:  # run as a script: the folder above is where `benchmarks` is found, not this one
-    _root = Path(__file__).resolve().parents[1]
-    sys.path[0] = str(_root)
-    if importlib.util.find_spec("nullbayes") is None:
-        sys.path.append(str(_root / "src"))
 
 import torch
 
@@ -213,8 +205,10 @@ def _show(value: Any) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line without click; return its exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Run the command line; return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("cases", nargs="*", metavar="CASE", help="which to run; all by default")
     parser.add_argument("--data", help="folder with the data sets; default NULLBAYES_DATA")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
@@ -233,7 +227,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"Error: {error}", file=sys.stderr)
         return 2
     return int(bool(o.cases) and any(record["skipped"] for record in results.get("cases", [])))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -68,10 +68,17 @@ def test_command_line_prints_help() -> None:
     assert "demo" in answer.stdout
 
 
-def test_command_line_without_its_extras_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "click", None)
-    with pytest.raises(SystemExit, match=r"pip install 'nullbayes\[demo\]'"):
-        cli.main()
+@pytest.mark.parametrize("extra", ["sklearn", "matplotlib"])
+def test_command_line_without_its_extras_says_what_to_install(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, extra, None)
+    with pytest.raises(SystemExit, match=rf"needs {extra}: pip install 'nullbayes\[demo\]'"):
+        cli.main(["demo"])
+
+
+def test_digits_without_scikit_learn_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'nullbayes\[demo\]'"):
+        demo.load_digits()
 
 
 def test_a_picture_path_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:

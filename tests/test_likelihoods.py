@@ -124,7 +124,7 @@ def test_noise_is_fitted_to_the_residuals() -> None:
 
 def test_noise_of_another_number_of_outputs_is_refused() -> None:
     outputs, targets = outputs_of(REGRESSION)
-    with pytest.raises(LikelihoodError, match=r"has 3 numbers, outputs of shape .* need 2"):
+    with pytest.raises(LikelihoodError, match=r"has 3 numbers, but outputs of shape .* need 2"):
         Regression((0.1, 0.2, 0.3)).check(outputs, targets)
     with pytest.raises(LikelihoodError, match="must be positive"):
         Regression((0.1, 0.0))

@@ -165,7 +165,7 @@ def test_a_batch_with_its_targets_can_be_predicted(model: nn.Module) -> None:
 def test_a_mask_is_refused_where_outputs_have_no_positions(model: nn.Module) -> None:
     flat = nn.Sequential(model, nn.Flatten(), nn.Linear(CLASSES * LENGTH, 2)).to(IDS.device)
     posterior = nb.ProjectedPosterior(flat, prior_precision=1.0).fit(IDS, TAGS[:, 0] % 2, 5, progress=False)
-    with pytest.raises(DataError, match="one answer here: leave mask out"):
+    with pytest.raises(DataError, match="one prediction: leave mask out"):
         posterior.ood_score(IDS, mask=IDS != 0)
     assert posterior.ood_score(IDS, per="position").shape == (40,)
     with pytest.raises(SettingsError, match="per must be one of input, position"):

@@ -72,7 +72,7 @@ def test_single_precision_arrays_are_scored_as_single_precision() -> None:
 
 
 NO_NUMBERS = {
-    "ragged": ([[0.5, 0.5], [1.0]], "probs is no array of numbers"),
+    "ragged": ([[0.5, 0.5], [1.0]], "probs is not an array of numbers"),
     "words": (["cat", "dog"], "probs must hold real numbers"),
     "nothing": (None, "probs must hold real numbers"),
     "complex": (np.array([0.5j]), "probs must hold real numbers"),
@@ -137,7 +137,7 @@ def test_confidence_without_targets_asks_for_the_class_dimension() -> None:
 @pytest.mark.parametrize("class_dim", [0, 3, -3, -4])
 def test_dimensions_that_hold_no_classes_are_refused(metric: Callable[..., float], class_dim: int) -> None:
     probs, targets = draw(7, 3)
-    with pytest.raises(ValueError, match=f"class_dim={class_dim} is no dimension of classes"):
+    with pytest.raises(ValueError, match=f"class_dim={class_dim} cannot hold the classes"):
         metric(probs, targets, class_dim=class_dim)
     with pytest.raises(ValueError, match="has no dimension of classes"):
         metric(probs[0, 0], targets, class_dim=class_dim)

@@ -91,8 +91,9 @@ def test_predictions_that_overflow_cause_a_warning(alpha: float) -> None:
     x, y = CLASSIFICATION.data()
     posterior = nb.ProjectedPosterior(MLP.build().float(), prior_precision=alpha)
     posterior.fit([(x.float(), y)], 4, progress=False)
-    with pytest.warns(NullBayesWarning, match=r"not finite in float32: use a larger prior_precision"):
+    with pytest.warns(NullBayesWarning, match=r"not finite in float32: use a larger prior_precision") as caught:
         assert not torch.isfinite(posterior.predict(x.float() + 1.0).variance).all()
+    assert [warning.filename for warning in caught] == [__file__]
 
 
 def test_the_nll_is_that_of_the_mean_density() -> None:

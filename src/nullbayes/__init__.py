@@ -1,27 +1,30 @@
 """nullbayes: know when not to trust a trained network, without paying for it in accuracy.
 
 Posteriors (``fit``, ``predict``, ``ood_score``, ``save``)
-    ``ProjectedPosterior``        predictions on the training data cannot change
-    ``LossProjectedPosterior``    the loss of each training example cannot change, to first order
-    ``load``                      read a saved one
-    ``baselines``                 the methods that the paper compares with, used the same way
+    ``ProjectedPosterior``        keeps the predictions on the training data
+    ``LossProjectedPosterior``    keeps the loss of each training example, to first order
+    ``load``                      read a saved posterior
+    ``baselines``                 the methods that the paper compares with, with the same interface
+    ``Prediction``                what ``predict`` returns
+    ``FitReport``, ``FitCheck``   what ``posterior.report`` and ``posterior.check_fit`` return
 
-Rows (matrices that multiply)
+Rows (matrices that are known by their products)
+    ``Rows``                      the interface
     ``OutputJacobian``, ``LossJacobian``     of a network on its training data
     ``DenseRows``, ``MatrixFreeRows``        of your own: no network needed
 
-Projectors (noise in, kernel directions out)
+Projectors (from noise to directions in the null space of rows)
     ``projectors``                ExactDual, ExactPrimal, Alternating, Krylov, Lanczos
-    ``plan``                      which one a fit would take, and why
+    ``plan``, ``Plan``            which projector a fit would use, why, and at what cost
 
-Around them
-    ``as_module``                 a plain function of a dict of parameters, as a model
-    ``evaluation_loader``         of a loader made for training: the same examples, each once and in order
-    ``likelihoods``               classification, binary, multilabel, regression, a loss of your own
-    ``metrics``                   of classes: accuracy, confidence, nll, brier, ece, mce;
-                                  of numbers: rmse, gaussian_nll, crps, interval_coverage, interval_width;
-                                  of scores: auroc, aupr, fpr95, aurc
-    ``errors``                    what can go wrong, by name
+Other names
+    ``as_module``                 make a module from a function of a dictionary of parameters
+    ``evaluation_loader``         from a training loader: the same examples, each once and in order
+    ``likelihoods``               classification, binary, multilabel, regression, your own loss
+    ``metrics``                   for classes: accuracy, confidence, nll, brier, ece, mce;
+                                  for numbers: rmse, gaussian_nll, crps, interval_coverage, interval_width;
+                                  for scores: auroc, aupr, fpr95, aurc
+    ``errors``                    errors and warnings
 """
 
 from nullbayes import baselines as baselines

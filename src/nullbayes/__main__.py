@@ -1,7 +1,7 @@
-"""Lets ``python -m nullbayes`` stand for the command ``nullbayes``.
+"""Makes ``python -m nullbayes`` the same as the command ``nullbayes``.
 
-Python itself looks for modules in the current folder first when it is called so: among files of strangers use the
-command, or ``python -P -m nullbayes``.
+With ``-m``, Python looks for modules in the current folder first. In a folder of untrusted files use the command
+``nullbayes``, or ``python -P -m nullbayes``.
 """
 
 from nullbayes.cli import main

@@ -1,7 +1,7 @@
-"""The demonstration: a small network on scikit-learn's digits, both posteriors with their defaults, a table, a picture.
+"""The demonstration: a small network on scikit-learn's digits, and both posteriors with their default settings.
 
-The network learns the digits 0 to 7 and never sees an 8 or a 9. A good posterior answers the known digits as the
-network does, and is visibly unsure of the unknown ones.
+The network learns the digits 0 to 7 and never sees an 8 or a 9. A good posterior predicts the known digits as the
+network does, and its variance is larger on the unknown ones. `nullbayes.cli` prints the table and the picture.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KNOWN = 8  # the digits 0 to 7 are learned, 8 and 9 are not
 
 @dataclass(frozen=True)
 class Digits:
-    """Images (n, 1, 8, 8) between 0 and 1, and labels: for training, for testing, and of digits never seen."""
+    """Images (n, 1, 8, 8) between 0 and 1, and labels, for training and testing; and images of unseen digits."""
 
     x_train: Tensor
     y_train: Tensor
@@ -31,7 +31,7 @@ class Digits:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table, and the logit scores of test and unseen images."""
+    """One line of the table, with the logit scores of the test images and of the unseen ones."""
 
     name: str
     accuracy: float
@@ -41,15 +41,18 @@ class Line:
     auroc_probs: float
     kernel_dimension: float | None
     train_std: float | None
-    scores_in: Tensor
-    scores_out: Tensor
+    scores: tuple[Tensor, Tensor]
 
 
 def load_digits() -> Digits:
-    """Return scikit-learn's digits, two thirds of the known ones for training."""
-    from sklearn.datasets import load_digits as bunch
+    """Return scikit-learn's digits; two thirds of the known ones are for training."""
+    try:
+        from sklearn import datasets
+    except ModuleNotFoundError as error:
+        msg = "The digits come with scikit-learn: pip install 'nullbayes[demo]'"
+        raise ModuleNotFoundError(msg) from error
 
-    data = bunch()
+    data = datasets.load_digits()
     x = torch.tensor(data.images, dtype=torch.float32, device="cpu")[:, None] / 16
     y = torch.tensor(data.target, device="cpu")
     known = y < KNOWN
@@ -60,7 +63,7 @@ def load_digits() -> Digits:
 
 
 def train(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, steps: int) -> nn.Module:
-    """Train with Adam on random batches, as anyone would."""
+    """Train a model with Adam on random batches of 64, and return it in evaluation mode."""
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
@@ -72,7 +75,7 @@ def train(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor,
 
 
 def train_on_digits(digits: Digits, steps: int = 1200) -> nn.Module:
-    """Return a small convolutional network of some 20,000 parameters, trained."""
+    """Return a trained convolutional network with about 20,000 parameters."""
     with torch.device("cpu"):
         model = nn.Sequential(
             nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
@@ -83,67 +86,52 @@ def train_on_digits(digits: Digits, steps: int = 1200) -> nn.Module:
 
 
 def compare(model: nn.Module, digits: Digits) -> list[Line]:
-    """Fit both posteriors with their defaults and measure them beside the network itself.
+    """Fit both posteriors with their defaults and measure them and the network itself.
 
-    Strangeness is scored twice: in the logits (the network's: minus the largest one; a posterior's: ``ood_score``, the
-    largest variance) and in the probabilities (one minus the largest; mutual information).
+    Inputs are scored twice: by the logits (minus the largest one for the network, the largest variance for a
+    posterior), and by the probabilities (one minus the largest for the network, mutual information for a posterior).
     """
     with torch.no_grad():
-        inside, outside = model(digits.x_test), model(digits.x_unseen)
-    lines = [
-        _line(
-            "network itself",
-            inside.softmax(1),
-            digits.y_test,
-            logits=(-inside.amax(1), -outside.amax(1)),
-            probs=(-inside.softmax(1).amax(1), -outside.softmax(1).amax(1)),
-        )
-    ]
-    loader = [(digits.x_train, digits.y_train)]
+        known, unseen = model(digits.x_test), model(digits.x_unseen)
+    by_logits = (-known.amax(1), -unseen.amax(1))
+    by_probs = (-known.softmax(1).amax(1), -unseen.softmax(1).amax(1))
+    lines = [_line("network itself", known.softmax(1), digits.y_test, by_logits, by_probs)]
     for name, kind in (("projected", nb.ProjectedPosterior), ("loss-projected", nb.LossProjectedPosterior)):
-        posterior = kind(model).fit(loader, generator=torch.Generator().manual_seed(0))
-        prediction = posterior.predict(digits.x_test)
-        assert prediction.probs is not None
-        score = posterior.ood_score
-        lines.append(
-            _line(
-                name,
-                prediction.probs,
-                digits.y_test,
-                logits=(score(digits.x_test), score(digits.x_unseen)),
-                probs=(score(digits.x_test, "mutual_information"), score(digits.x_unseen, "mutual_information")),
-                report=posterior.report,
-            )
+        posterior = kind(model).fit(digits.x_train, digits.y_train, generator=torch.Generator().manual_seed(0))
+        probs = posterior.predict(digits.x_test).probs
+        assert probs is not None
+        by_logits, by_probs = (
+            (posterior.ood_score(digits.x_test, score), posterior.ood_score(digits.x_unseen, score))
+            for score in ("max_variance", "mutual_information")
         )
+        lines.append(_line(name, probs, digits.y_test, by_logits, by_probs, posterior.report))
     return lines
 
 
 def _line(
     name: str,
-    predicted: Tensor,
+    probs: Tensor,
     y: Tensor,
-    *,
-    logits: tuple[Tensor, Tensor],
-    probs: tuple[Tensor, Tensor],
+    by_logits: tuple[Tensor, Tensor],
+    by_probs: tuple[Tensor, Tensor],
     report: nb.FitReport | None = None,
 ) -> Line:
     return Line(
         name=name,
-        accuracy=nb.metrics.accuracy(predicted, y),
-        nll=nb.metrics.nll(predicted, y),
-        ece=nb.metrics.ece(predicted, y),
-        auroc_logits=nb.metrics.auroc(*logits),
-        auroc_probs=nb.metrics.auroc(*probs),
+        accuracy=nb.metrics.accuracy(probs, y),
+        nll=nb.metrics.nll(probs, y),
+        ece=nb.metrics.ece(probs, y),
+        auroc_logits=nb.metrics.auroc(*by_logits),
+        auroc_probs=nb.metrics.auroc(*by_probs),
         kernel_dimension=None if report is None else report.kernel_dimension,
         train_std=None if report is None else report.train_std,
-        scores_in=logits[0],
-        scores_out=logits[1],
+        scores=by_logits,
     )
 
 
 @dataclass(frozen=True)
 class Toy:
-    """The toy regression: data with a gap, the network's curve, and the posterior's standard deviation."""
+    """The toy regression: data with a gap, the network's predictions, and the posterior's standard deviation."""
 
     x: Tensor
     y: Tensor
@@ -153,7 +141,7 @@ class Toy:
 
 
 def toy_regression() -> Toy:
-    """Fit the paper's toy: two hidden layers of ten units, data on both sides of a gap."""
+    """Fit the paper's toy problem: two hidden layers of ten units, and data on both sides of a gap."""
     generator = torch.Generator().manual_seed(1)
     left, right = (torch.linspace(*ends, 30, device="cpu") for ends in ((-1.0, -0.35), (0.35, 1.0)))
     x = torch.cat([left, right]).double()[:, None]
@@ -170,7 +158,7 @@ def toy_regression() -> Toy:
 
 
 def draw(toy: Toy, lines: list[Line], path: Path) -> None:
-    """Draw the toy regression and the histogram of scores."""
+    """Draw the toy regression and the histograms of the scores."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -181,20 +169,18 @@ def draw(toy: Toy, lines: list[Line], path: Path) -> None:
     left.fill_between(toy.grid, toy.mean - 2 * toy.std, toy.mean + 2 * toy.std, color=blue, alpha=0.2, lw=0)
     left.plot(toy.grid, toy.mean, color=blue, label="network, ± 2 standard deviations")
     left.plot(toy.x, toy.y, "o", color=grey, ms=3.5, label="training data")
-    left.set(title="No doubt where there are data, doubt between and beyond", xlabel="x", ylabel="y")
+    left.set(title="Variance is small at the data and grows away from them", xlabel="x", ylabel="y")
     middle, reach = float(toy.y.mean()), float((toy.y - toy.y.mean()).abs().max())
     left.set_ylim(middle - 3 * reach, middle + 3 * reach)
     left.legend(frameon=False, loc="upper center")
     line = lines[1]
-    inside, outside = line.scores_in.log10(), line.scores_out.log10()
+    inside, outside = (scores.log10() for scores in line.scores)
     both = torch.cat([inside, outside])
     bins = torch.linspace(float(both.min()), float(both.max()), 41, device="cpu").numpy()
-    right.hist(inside.numpy(), bins, color=blue, alpha=0.75, label="digits 0 to 7, not trained on")
+    right.hist(inside.numpy(), bins, color=blue, alpha=0.75, label="digits 0 to 7, test images")
     right.hist(outside.numpy(), bins, color=orange, alpha=0.75, label="digits 8 and 9, never seen")
-    right.set(
-        title=f"Score of known and of unknown digits, AUROC {line.auroc_logits:.3f}",
-        xlabel="log₁₀ of the largest variance of a logit (projected posterior)", ylabel="images",
-    )  # fmt: skip
+    right.set_title(f"Score of known and of unknown digits, AUROC {line.auroc_logits:.3f}")
+    right.set(xlabel="log₁₀ of the largest variance of a logit (projected posterior)", ylabel="images")
     right.legend(frameon=False)
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)

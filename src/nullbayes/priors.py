@@ -1,32 +1,31 @@
-r"""The prior precision :math:`\alpha`: in closed form, by held-out likelihood, by marginal likelihood.
+r"""The prior precision :math:`\alpha`: its closed form, and its choice by marginal or held-out likelihood.
 
-Directions do not depend on :math:`\alpha`; a sample is :math:`\theta + v/\sqrt\alpha`, so choosing it costs no
-projection.
+A sample is :math:`\theta + v/\sqrt\alpha`, and the direction :math:`v` does not depend on :math:`\alpha`, so that a new
+precision needs no new projection.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from nullbayes.errors import NullBayesWarning, SettingsError
+from nullbayes.errors import SettingsError, warn
 from nullbayes.linalg.lanczos import spectral_quadrature
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
 
-_DENSE_SPECTRUM = 3_000  # the smaller side of A up to which all eigenvalues are computed
-_DECADES = 8.0  # searched on either side of the start
+_DENSE_SPECTRUM = 3_000  # largest min(R, P) for which all eigenvalues are computed
+_DECADES = 8.0  # range of the search on either side of the start
 
 
 def closed_form(n_parameters: int, kernel_dimension: float, theta_squared: float) -> float:
-    r"""Return :math:`\alpha^* = (P - \operatorname{tr}(I - A^+A)) / \|\theta\|^2`, rank over squared norm.
+    r"""Return :math:`\alpha^* = (P - \operatorname{tr}(I - A^+A)) / \|\theta\|^2`, the rank over the squared norm.
 
-    The stationary point of :math:`-\tfrac\alpha2\|\theta\|^2 + \tfrac{\text{rank}}2 \log\alpha`; the paper prints its
-    reciprocal (Lemma 3.4), see ``docs/errata.md``.
+    It is the stationary point of :math:`-\tfrac\alpha2\|\theta\|^2 + \tfrac{\text{rank}}2 \log\alpha`. Lemma 3.4 of
+    the paper prints its reciprocal; see ``docs/errata.md``.
     """
     rank = n_parameters - kernel_dimension
     if rank <= 0 or theta_squared <= 0:
@@ -37,7 +36,7 @@ def closed_form(n_parameters: int, kernel_dimension: float, theta_squared: float
 
 
 def maximize(objective: Callable[[float], float], start: float, what: str) -> float:
-    """Maximize a function of the precision: a grid in powers of ten around ``start``, then golden section."""
+    """Return the precision that maximizes a function, by a grid of half decades around ``start`` and golden section."""
     grid = [math.log(start) + math.log(10.0) * 0.5 * i for i in range(int(-2 * _DECADES), int(2 * _DECADES) + 1)]
     values = [objective(math.exp(point)) for point in grid]
     finite = [i for i, value in enumerate(values) if math.isfinite(value)]
@@ -53,7 +52,7 @@ def maximize(objective: Callable[[float], float], start: float, what: str) -> fl
             f"The {what} is still rising at the edge of the search, "
             f"at a prior precision of {math.exp(grid[best]):.2g}: the data do not determine it. The edge is used."
         )
-        warnings.warn(message, NullBayesWarning, stacklevel=3)
+        warn(message)
         return math.exp(grid[best])
     low, high = grid[best - 1], grid[best + 1]
     ratio = (math.sqrt(5.0) - 1.0) / 2.0
@@ -67,7 +66,7 @@ def maximize(objective: Callable[[float], float], start: float, what: str) -> fl
 
 
 def spectrum(rows: Rows, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    r"""Return eigenvalues of :math:`A^\top A` and how often each counts: all if A is small, else a quadrature."""
+    r"""Return eigenvalues of :math:`A^\top A` and their weights: all of them if A is small, else a quadrature."""
     if min(rows.n_rows, rows.n_columns) <= _DENSE_SPECTRUM:
         if rows.n_rows <= rows.n_columns:
             square = rows.block(0, rows.n_rows).gram(torch.float64)
@@ -88,10 +87,10 @@ def evidence(alpha: float, eigenvalues: Tensor, weights: Tensor, theta_squared: 
 
 
 def best_evidence(eigenvalues: Tensor, weights: Tensor, theta_squared: float) -> float:
-    r"""Return the precision of the largest :func:`evidence`.
+    r"""Return the precision that maximizes `evidence`.
 
-    There :math:`\alpha \|\theta\|^2 = \sum_i \lambda_i / (\lambda_i + \alpha)`, which is at most the rank: the search
-    starts from the closed form, whatever precision is in use.
+    There :math:`\alpha \|\theta\|^2 = \sum_i \lambda_i / (\lambda_i + \alpha)`, which is at most the rank. The search
+    therefore starts from the closed form, whatever precision is in use.
     """
     start = closed_form(int(weights[eigenvalues > 0].sum().ceil()), 0.0, theta_squared)
     return maximize(lambda alpha: evidence(alpha, eigenvalues, weights, theta_squared), start, "marginal likelihood")

@@ -18,15 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from torch import Tensor, nn
 
 import nullbayes as nb
-from nullbayes import cli
 from nullbayes.testing import kernel_projector
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-runner = cli.load_benchmarks(FOLDER)
+runner = importlib.import_module("benchmarks.run")
 MODULES = ("measure", "problems", "published")
 measure, problems, published = (importlib.import_module(f"benchmarks.{name}") for name in MODULES)
 CPU = torch.device("cpu")
@@ -143,10 +141,6 @@ def test_memory_limit_too_small_to_work_with_counts_as_refused() -> None:
 def test_missing_data_are_reported_and_stop_no_other_case(capsys: pytest.CaptureFixture[str]) -> None:
     assert runner.main(["lenet_fashion_mnist", "--data", "nowhere"]) == 1
     assert "--data FOLDER" in capsys.readouterr().out
-    command = ["benchmark", "--folder", str(FOLDER), "lenet_fashion_mnist", "--data", "nowhere"]
-    answer = CliRunner().invoke(cli._commands(), command)
-    assert answer.exit_code == 1
-    assert "--data FOLDER" in answer.output
 
 
 # --- the published algorithm ----------------------------------------------------------------------------------------
@@ -286,35 +280,30 @@ def test_options_are_read_as_what_they_were() -> None:
         (["choice", "--device", "cuda"], "use --device cpu"),
     ],
 )
-def test_arguments_that_cannot_run_are_refused_with_advice(arguments: list[str], advice: str, monkeypatch: Any) -> None:
+def test_arguments_that_cannot_run_are_refused_with_advice(
+    arguments: list[str], advice: str, monkeypatch: Any, capsys: Any
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    answer = CliRunner().invoke(cli._commands(), ["benchmark", "--folder", str(FOLDER), *arguments])
-    assert answer.exit_code == 2
-    assert advice in " ".join(answer.output.split())
+    assert runner.main(arguments) == 2
+    assert advice in " ".join(capsys.readouterr().err.split())
 
 
-def test_command_lists_the_claims() -> None:
-    answer = CliRunner().invoke(cli._commands(), ["benchmark", "--folder", str(FOLDER), "--list"])
-    assert answer.exit_code == 0
-    assert all(name in answer.output for name in runner.case_names())
+def test_command_lists_the_claims(capsys: pytest.CaptureFixture[str]) -> None:
+    assert runner.main(["--list"]) == 0
+    output = capsys.readouterr().out
+    assert all(name in output for name in runner.case_names())
 
 
-def test_command_outside_of_a_checkout_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="--folder CHECKOUT/benchmarks"):
-        cli.load_benchmarks(tmp_path / "benchmarks")
-
-
-def test_script_runs_where_only_the_library_is_installed(tmp_path: Path) -> None:
-    absent = ["click", "rich", "sklearn", "matplotlib", "scipy"]
-    script, target = str(FOLDER / "run.py"), tmp_path / "result.json"
+def test_module_runs_where_only_the_library_is_installed(tmp_path: Path) -> None:
+    absent, target = ["rich", "sklearn", "matplotlib", "scipy"], tmp_path / "result.json"
     code = (
         f"import runpy, sys; sys.modules.update(dict.fromkeys({absent!r})); "
-        f"sys.argv = [{script!r}, 'sweep_growth', '--set', 'n=16,32', '--json', {str(target)!r}]; "
-        f"runpy.run_path({script!r}, run_name='__main__')"
+        f"sys.argv[1:] = ['sweep_growth', '--set', 'n=16,32', '--json', {str(target)!r}]; "
+        f"runpy.run_module('benchmarks', run_name='__main__')"
     )
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # threads that wait for each other take longer than the work
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path, env=one_thread
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=FOLDER.parent, env=one_thread
     )
     assert done.returncode == 0, done.stderr
     assert "exponents" in done.stdout

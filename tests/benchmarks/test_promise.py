@@ -13,10 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nullbayes import cli
-
-runner = cli.load_benchmarks(Path(__file__).parents[2] / "benchmarks")
-problems, text = (importlib.import_module(f"benchmarks.{name}") for name in ("problems", "text"))
+runner, problems, text = (importlib.import_module(f"benchmarks.{name}") for name in ("run", "problems", "text"))
 promise = runner.load_case("promise")
 CPU = torch.device("cpu")
 

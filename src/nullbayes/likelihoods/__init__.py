@@ -1,11 +1,15 @@
-r"""Likelihoods: a loss for each example, its curvature in output space, and what outputs mean as probabilities.
+r"""Likelihoods: the loss per example, its Hessian in the outputs, and the probabilities of the outputs.
 
-Outputs come as the model gives them: (n, O), or with more dimensions, such as (n, C, H, W) for an image of classes or
-(n, T, C) for a sequence of them. A likelihood that does not fit the outputs or the targets is refused.
+Outputs have the shape that the model returns: (n, O), or more dimensions, such as (n, C, H, W) for images of classes
+and (n, T, C) for sequences of classes. A likelihood refuses outputs and targets that do not fit it.
 
-A name stands for a likelihood with its defaults: "classification" for ``Classification(class_dim, ignore_index)``,
-"regression" for ``Regression(sigma_noise)``, "binary" and "multilabel" for ``Bernoulli``. A callable
-``(outputs, targets) -> losses``, one loss an example, is one as well.
+==================  ====================================================================================
+"classification"    `Classification`: one class per example or per position
+"binary"            `Bernoulli` with one logit per example
+"multilabel"        `Bernoulli` with several independent logits
+"regression"        `Regression`: Gaussian noise, whose standard deviation is estimated by default
+a callable          `CustomLoss`: ``(outputs, targets) -> losses``, one loss per example
+==================  ====================================================================================
 """
 
 from __future__ import annotations
@@ -15,16 +19,34 @@ from functools import partial
 from typing import Any
 
 from nullbayes.errors import LikelihoodError
+from nullbayes.likelihoods.base import CustomLoss as CustomLoss
 from nullbayes.likelihoods.base import Likelihood as Likelihood
 from nullbayes.likelihoods.base import LossFn as LossFn
 from nullbayes.likelihoods.classification import Classification as Classification
-from nullbayes.likelihoods.custom import CustomLoss as CustomLoss
 from nullbayes.likelihoods.independent import Bernoulli as Bernoulli
 from nullbayes.likelihoods.independent import Regression as Regression
 
 
 def resolve(likelihood: str | Likelihood | LossFn, **settings: Any) -> Likelihood:
-    """Return the likelihood that a name (with its settings), a likelihood or a per-example loss stands for."""
+    """Return a likelihood from its name, from a loss, or as it is.
+
+    Parameters
+    ----------
+    likelihood : str, Likelihood or callable
+        A name of the table above, a likelihood, or a loss per example.
+    **settings
+        Arguments of the likelihood that a name stands for.
+
+    Returns
+    -------
+    Likelihood
+        The likelihood.
+
+    Examples
+    --------
+    >>> resolve("regression", sigma_noise=0.5).sigma_noise
+    0.5
+    """
     named: dict[str, Callable[..., Likelihood]] = {
         "classification": Classification,
         "binary": partial(Bernoulli, "binary"),

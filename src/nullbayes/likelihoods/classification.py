@@ -1,9 +1,8 @@
-"""Classes: one label for each example, or for each of its positions."""
+"""Classification: one class per example, or per position of an example."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,32 +11,41 @@ from nullbayes.errors import LikelihoodError
 from nullbayes.likelihoods.base import Likelihood, alike, shrunk, softplus
 
 _NO_PROBABILITIES = (
-    "Floating-point targets of shape {} are no class probabilities for {} classes: pass integer labels, "
+    "Floating-point targets of shape {} are not class probabilities for {} classes: pass integer labels, "
     'or use likelihood="regression" or "multilabel".'
 )
-_AT_ONCE = 2**14  # outputs times samples: fewer are no matter of memory
+_AT_ONCE = 2**14  # outputs times samples that are processed in one step
 
 
 @dataclass(frozen=True)
 class Classification(Likelihood):
-    """Logits over two or more classes, for each example or for each of its positions.
+    """Logits over two or more classes, per example or per position.
 
-    Targets are integer labels of the shape of the outputs without the classes, (n,) for (n, O), or probabilities of the
-    shape of the outputs.
+    Targets are integer labels with the shape of the outputs without the classes, (n,) for outputs (n, C), or
+    probabilities with the shape of the outputs.
 
     Parameters
     ----------
     class_dim : int, optional
-        Which dimension of the outputs holds the classes, such as 1 for (n, C, H, W), -1 for (n, T, C); by default it is
-        found from the shape of the targets.
+        Dimension of the outputs that holds the classes, such as 1 for (n, C, H, W) or -1 for (n, T, C). By default it
+        is found from the shape of the targets.
     ignore_index : int
-        The label of positions that do not count: they have no loss, and their outputs no rows.
+        Label of positions that do not count: they have no loss, and their outputs have no rows.
+    name : str
+        Not to be changed: files store it.
     temperature : float
-        Predicted probabilities are the softmax of the logits divided by it. The loss, and with it the rows, are those
-        that the network was trained with, at temperature 1.
+        Predicted probabilities are the softmax of the logits divided by it. The loss and the rows are always those of
+        temperature 1, with which the network was trained.
     some_ignored, more_ignored : bool
-        Whether the training targets ignored some positions, and some that the ``attention_mask`` of the inputs counts;
-        a fit finds out.
+        Set by a fit: whether training targets ignored some positions, and whether the inputs' ``attention_mask`` counts
+        some of these.
+
+    Examples
+    --------
+    >>> import torch
+    >>> images = Classification(class_dim=1)
+    >>> images.loss(torch.zeros(5, 2, 8, 8), torch.zeros(5, 8, 8, dtype=torch.long)).shape
+    torch.Size([5])
     """
 
     class_dim: int | None = None
@@ -48,7 +56,7 @@ class Classification(Likelihood):
     more_ignored: bool = False
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse a single logit, and labels that are not class numbers."""
+        """Refuse a single logit, and labels that are not classes."""
         if outputs.shape[1:].numel() == 1:
             msg = (
                 'The network has one output, but "classification" needs a logit for each class '
@@ -69,7 +77,7 @@ class Classification(Likelihood):
                 msg = _NO_PROBABILITIES.format(tuple(targets.shape), classes)
                 raise LikelihoodError(msg)
             return
-        labels = targets.long()  # a narrow integer would wrap around where it is compared
+        labels = targets.long()  # a narrow integer type would overflow in comparisons
         labels = labels[labels != self.ignore_index]
         if len(labels) and (int(labels.min()) < 0 or int(labels.max()) >= classes):
             msg = (
@@ -81,8 +89,9 @@ class Classification(Likelihood):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the cross entropy of each example, summed over its positions.
 
-        Written as log(1 + Σ exp(f_c − f_y)) over the other classes: its gradient is then exact to rounding *relative to
-        its length*, where p_y − 1 would lose all digits of a confident example, whose row is scaled up to unit length.
+        It is computed as log(1 + Σ exp(f_c − f_y)) over the other classes. The relative error of its gradient is then
+        of the size of rounding for confident examples too, where p_y − 1 would lose all digits. This matters because
+        rows are scaled to unit length.
         """
         dim = self._dimension(outputs, targets)
         logits = outputs.movedim(dim, -1)  # (n, ..., C)
@@ -97,16 +106,16 @@ class Classification(Likelihood):
         return losses.flatten(1).sum(1) if losses.ndim > 1 else losses
 
     def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
-        r"""Multiply by :math:`(I - s s^\top)\operatorname{diag}(s)`, with :math:`s = \sqrt p`, position by position.
+        r"""Multiply by :math:`L = (I - s s^\top)\operatorname{diag}(s)`, :math:`s = \sqrt p`, at each position.
 
-        Its square is diag(p) − p p⊤.
+        :math:`L^\top L = \operatorname{diag}(p) - p p^\top`.
         """
         dim = self._dimension(outputs, targets)
         s, moved = outputs.movedim(dim, -1).softmax(-1).sqrt(), values.movedim(dim, -1)
         return (s * moved - s * (s * s * moved).sum(-1, keepdim=True)).movedim(-1, dim)
 
     def counted(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Return the outputs at positions that are not ignored."""
+        """Return which outputs are at positions that are not ignored."""
         if targets.is_floating_point():
             return None
         dim = self._dimension(outputs, targets)
@@ -118,47 +127,42 @@ class Classification(Likelihood):
         return _without(tuple(outputs.shape), self._classes)
 
     def at_positions(self, values: Tensor, *, largest: bool) -> Tensor:
-        """Return the largest of the classes at each position, or their sum."""
+        """Return the largest value or the sum over the classes at each position."""
         return values.amax(self._classes) if largest else values.sum(self._classes)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the dimension of the classes, the label that does not count, and the temperature."""
-        names = ("class_dim", "ignore_index", "temperature", "some_ignored", "more_ignored")
-        return {name: getattr(self, name) for name in names}
 
     def tempered(self, temperature: float) -> Likelihood:
         """Return the likelihood with logits divided by the temperature."""
         return replace(self, temperature=temperature)
 
     def link_variance(self, outputs: Tensor, changes: Tensor) -> Tensor:
-        """Return the variance of each logit's distance to the logit of the predicted class."""
+        """Return the variance of the difference between each logit and that of the predicted class."""
         dim = self._classes - outputs.ndim if self._classes >= 0 else self._classes
         top = outputs.argmax(dim, keepdim=True)
         if changes.numel() <= _AT_ONCE:
             apart = changes - changes.gather(dim, top.expand(len(changes), *top.shape))
             return apart.square().sum(0) / (len(changes) - 1)
         total = torch.zeros_like(outputs)
-        for change in changes:  # one sample at a time: there may be many outputs
+        for change in changes:  # one sample at a time, to save memory
             total += (change - change.gather(dim, top)).square()
         return total / (len(changes) - 1)
 
     def probabilities(self, outputs: Tensor, variance: Tensor | None = None) -> Tensor:
-        """Return the softmax, of distances to the predicted class that a variance shrinks."""
+        """Return the softmax; a variance shrinks the differences to the logit of the predicted class."""
         return self._logits(outputs, variance, self._classes).softmax(self._classes)
 
     def probit(self, outputs: Tensor, variance: Tensor) -> Tensor:
-        """Return the softmax of logits that are each shrunk by their own variance, as laplace-torch does.
+        """Return the softmax of logits that are shrunk by their own variances, as in laplace-torch.
 
-        The predicted class may change where the variances of the classes differ.
+        The predicted class may change if the variances of the classes differ.
         """
         dim, t = self._classes, self.temperature
         return shrunk(outputs / t, variance / t**2).softmax(dim)
 
     def bridge(self, outputs: Tensor, changes: Tensor) -> Tensor:  # (n, ...), (S, n, ...) -> (n, ...)
-        """Return the mean of the Dirichlet distribution that the Laplace bridge makes of the logits.
+        """Return the mean of the Dirichlet distribution of the Laplace bridge.
 
-        Logits are first conditioned on a sum of zero, as in Hobbhahn, Kristiadi and Hennig (2022). The mean tends to
-        the softmax as the variances vanish only where all classes have the same variance.
+        Logits are first conditioned on a sum of zero, as in Hobbhahn, Kristiadi and Hennig (2022). As the variances
+        vanish, the mean tends to the softmax only if all classes have the same variance.
         """
         dim, t = self._classes, self.temperature
         f, c = outputs.movedim(dim, -1).double() / t, changes.movedim(dim, -1).double() / t
@@ -171,7 +175,7 @@ class Classification(Likelihood):
         return log_alpha.softmax(-1).movedim(-1, dim).to(outputs.dtype)
 
     def nll_terms(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
-        """Return minus the log probability of each example's labels, summed over its positions."""
+        """Return the negative log probability of each example's labels, summed over its positions."""
         dim = self._dimension(outputs, targets)
         wide = None if variance is None else variance.double()
         return self.loss(self._logits(outputs.double(), wide, dim), targets)[:, None]
@@ -184,7 +188,7 @@ class Classification(Likelihood):
 
     @property
     def _classes(self) -> int:
-        """The dimension of the classes."""
+        """The dimension of the classes, the last one if it was not given."""
         return -1 if self.class_dim is None else self.class_dim
 
     def _logits(self, outputs: Tensor, variance: Tensor | None, dim: int) -> Tensor:
@@ -194,7 +198,7 @@ class Classification(Likelihood):
         return shrunk(logits - logits.amax(dim, keepdim=True), variance / self.temperature**2)
 
     def accuracy(self, probs: Tensor, targets: Tensor) -> float:
-        """Return the share of right classes, among the positions that count."""
+        """Return the share of correct classes among the positions that count."""
         dim = self._dimension(probs, targets)
         found = probs.argmax(dim)
         if targets.is_floating_point():
@@ -202,18 +206,23 @@ class Classification(Likelihood):
         labels = targets.long().reshape(found.shape)
         return float((found == labels)[labels != self.ignore_index].double().mean())
 
-    def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
+    def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the share of the labels that are ignored."""
+        ignored = torch.zeros_like(targets) if targets.is_floating_point() else targets == self.ignore_index
+        return ignored.double().mean()
+
+    def fitted(self, outputs: Tensor, targets: Tensor, statistics: Tensor | None = None) -> Likelihood:
         """Return the likelihood with the dimension of the classes, counted from the end."""
-        ignored = not targets.is_floating_point() and bool((targets == self.ignore_index).any())
-        return replace(self, class_dim=self._dimension(outputs, targets), some_ignored=ignored)
+        ignored = self.statistics(outputs, targets) if statistics is None else statistics
+        return replace(self, class_dim=self._dimension(outputs, targets), some_ignored=float(ignored) > 0.0)
 
     def _dimension(self, outputs: Tensor, targets: Tensor) -> int:
-        """Return the dimension of the classes, counted from the end, and refuse targets whose shape does not fit."""
+        """Return the dimension of the classes, counted from the end; refuse targets whose shape does not fit."""
         n, ndim = len(outputs), outputs.ndim
         if self.class_dim is not None:
             dim = self.class_dim - ndim if self.class_dim >= 0 else self.class_dim
             if not 1 - ndim <= dim <= -1:
-                msg = f"class_dim={self.class_dim} is no dimension of outputs of shape {tuple(outputs.shape)}."
+                msg = f"class_dim={self.class_dim} is not a dimension of outputs of shape {tuple(outputs.shape)}."
                 raise LikelihoodError(msg)
             options = [dim]
         else:
@@ -233,7 +242,7 @@ class Classification(Likelihood):
         wanted = " or ".join(str((n, *_without(outputs.shape, d)[1:])) for d in options)
         msg = (
             f"Class labels for {shapes} must have shape {wanted}; one-hot targets are passed as floats, "
-            'several labels an example with likelihood="multilabel".'
+            'several labels per example with likelihood="multilabel".'
         )
         raise LikelihoodError(msg)
 

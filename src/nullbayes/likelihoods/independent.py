@@ -1,10 +1,9 @@
-"""Outputs that are independent of each other: coins, and numbers with Gaussian noise."""
+"""Likelihoods of independent outputs: binary labels, and numbers with Gaussian noise."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,14 +11,25 @@ from torch import Tensor
 from nullbayes.errors import LikelihoodError
 from nullbayes.likelihoods.base import Likelihood, alike, shrunk, softplus
 
-_EXACT = 1e-9  # of the residuals of all outputs: one that is as exact, such as a constant, has no noise to tell
+_EXACT = 1e-9  # an output with smaller relative residuals, such as a constant, gets the noise of all outputs
 
 
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
-    """Independent logits, each with a target 0 or 1: "binary" has one, "multilabel" several.
+    """Independent logits, each with a target 0 or 1.
 
-    Predicted probabilities are those of the logits divided by ``temperature``.
+    Parameters
+    ----------
+    name : str
+        "binary" for one logit per example, "multilabel" for several.
+    temperature : float
+        Predicted probabilities are the sigmoid of the logits divided by it.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Bernoulli("binary").loss(torch.zeros(2, 1), torch.tensor([0, 1]))
+    tensor([0.6931, 0.6931])
     """
 
     name: str
@@ -29,7 +39,7 @@ class Bernoulli(Likelihood):
         """Refuse the wrong number of logits, and targets that are not 0 or 1."""
         if self.name == "binary" and outputs.ndim == 2 and outputs.shape[1] != 1:
             msg = (
-                f'"binary" takes one logit an example, but the network has {outputs.shape[1]} outputs: '
+                f'"binary" takes one logit per example, but the network has {outputs.shape[1]} outputs: '
                 'use "classification" or "multilabel".'
             )
             raise LikelihoodError(msg)
@@ -44,18 +54,14 @@ class Bernoulli(Likelihood):
             raise LikelihoodError(msg)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum of the binary cross entropies of each example, exact to rounding for confident ones too."""
+        """Return the sum of the binary cross entropies of each example, accurate for confident ones too."""
         signs = 1.0 - 2.0 * targets.reshape(outputs.shape).to(outputs.dtype)
         return softplus(signs * outputs).flatten(1).sum(1)
 
     def nll_terms(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
-        """Return minus the log probability of each label."""
+        """Return the negative log probability of each label."""
         logits = self._logits(outputs.double(), None if variance is None else variance.double())
         return softplus((1.0 - 2.0 * targets.reshape(outputs.shape).double()) * logits)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the temperature."""
-        return {"temperature": self.temperature}
 
     def tempered(self, temperature: float) -> Likelihood:
         """Return the likelihood with logits divided by the temperature."""
@@ -67,7 +73,7 @@ class Bernoulli(Likelihood):
         return values * (p * (1 - p)).sqrt()
 
     def probabilities(self, outputs: Tensor, variance: Tensor | None = None) -> Tensor:
-        """Return the sigmoid, of logits that a variance shrinks."""
+        """Return the sigmoid; a variance shrinks the logits."""
         return self._logits(outputs, variance).sigmoid()
 
     def _logits(self, outputs: Tensor, variance: Tensor | None) -> Tensor:
@@ -75,26 +81,35 @@ class Bernoulli(Likelihood):
         return logits if variance is None else shrunk(logits, variance / self.temperature**2)
 
     def entropy_terms(self, probs: Tensor) -> Tensor:
-        """Return the entropies of the two-sided coins."""
+        """Return the entropy of each label."""
         terms: Tensor = torch.special.entr(probs) + torch.special.entr(1 - probs)
         return terms
 
     def accuracy(self, probs: Tensor, targets: Tensor) -> float:
-        """Return the share of right labels."""
+        """Return the share of correct labels."""
         return float(((probs >= 0.5) == targets.reshape(probs.shape).bool()).double().mean())
 
 
 @dataclass(frozen=True)
 class Regression(Likelihood):
-    r"""Gaussian noise around each output, its standard deviation given or fitted.
+    r"""Gaussian noise around each output.
 
     Parameters
     ----------
-    sigma_noise : float or one for each output, optional
-        The standard deviation. By default it is the root mean square of the training residuals at the trained network,
-        for each of several outputs (n, O) its own; the projected posteriors correct it for the degrees of freedom that
-        the network spent on them. Several numbers belong to the last dimension of the outputs.
-        ``Prediction.noise`` is its square in either case.
+    sigma_noise : float or sequence of float, optional
+        Standard deviation of the noise, one number or one per entry of the last dimension of the outputs. By default it
+        is the root mean square of the training residuals, separately for each output of (n, O); the projected
+        posteriors correct it for the degrees of freedom of the network. ``Prediction.noise`` is its square.
+    name : str
+        Not to be changed: files store it.
+    temperature : float
+        Set by `tempered`: the factor by which the noise variance was multiplied.
+
+    Examples
+    --------
+    >>> import torch
+    >>> Regression(sigma_noise=2.0).loss(torch.zeros(1, 2), torch.tensor([[2.0, 4.0]]))
+    tensor([2.5000])
     """
 
     sigma_noise: float | tuple[float, ...] | None = None
@@ -113,7 +128,7 @@ class Regression(Likelihood):
         object.__setattr__(self, "sigma_noise", numbers[0] if len(numbers) == 1 else tuple(numbers))
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """Refuse class labels, shapes that would broadcast, and noise of another number of outputs."""
+        """Refuse integer targets, shapes that would be broadcast, and noise for another number of outputs."""
         if not targets.is_floating_point():
             msg = (
                 'Targets are integers: use likelihood="classification", '
@@ -128,7 +143,7 @@ class Regression(Likelihood):
             raise LikelihoodError(msg)
         if isinstance(self.sigma_noise, tuple) and len(self.sigma_noise) != outputs.shape[-1]:
             msg = (
-                f"sigma_noise has {len(self.sigma_noise)} numbers, outputs of shape {tuple(outputs.shape)} need "
+                f"sigma_noise has {len(self.sigma_noise)} numbers, but outputs of shape {tuple(outputs.shape)} need "
                 f"{outputs.shape[-1]}, or one for all."
             )
             raise LikelihoodError(msg)
@@ -139,7 +154,7 @@ class Regression(Likelihood):
         return 0.5 * residual.square().flatten(1).sum(1)
 
     def nll_terms(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
-        """Return minus the log density of a Gaussian with the variance of the noise and, where given, of the output."""
+        """Return the negative log density of a Gaussian whose variance is that of the noise plus that of the output."""
         residual = outputs.double() - targets.reshape(outputs.shape).double()
         total = torch.zeros_like(residual) + self._sigma(residual) ** 2
         if variance is not None:
@@ -147,7 +162,7 @@ class Regression(Likelihood):
         return 0.5 * (residual.square() / total + (2.0 * math.pi * total).log())
 
     def tempered(self, temperature: float) -> Likelihood:
-        """Return the likelihood with a noise variance times the temperature."""
+        """Return the likelihood with the noise variance multiplied by the temperature."""
         factor = math.sqrt(temperature / self.temperature)
         sigma = self.sigma_noise or 1.0
         scaled = tuple(factor * value for value in sigma) if isinstance(sigma, tuple) else factor * sigma
@@ -158,19 +173,19 @@ class Regression(Likelihood):
         return values / self._sigma(values)
 
     def noise_variance(self, outputs: Tensor) -> Tensor:
-        """Return the variance of the noise, one number or one for each output."""
+        """Return the variance of the noise, one number or one per output."""
         return self._sigma(outputs) ** 2
 
-    def settings(self) -> dict[str, Any]:
-        """Return the standard deviation, and the temperature that is in it."""
-        return {"sigma_noise": self.sigma_noise, "temperature": self.temperature}
+    def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:  # (...)
+        """Return the mean squared residual of each output."""
+        return (outputs.double() - targets.reshape(outputs.shape).double()).square().mean(0)
 
-    def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
-        """Return the likelihood with the standard deviation of the residuals, one for each of several outputs."""
+    def fitted(self, outputs: Tensor, targets: Tensor, statistics: Tensor | None = None) -> Likelihood:
+        """Return the likelihood with the standard deviation of the residuals, one per output."""
         if self.sigma_noise is not None:
             return self
-        squares = (outputs.double() - targets.reshape(outputs.shape).double()).square()
-        found, overall = (squares.mean(0) if outputs.ndim == 2 else squares.mean()).sqrt(), squares.mean().sqrt()
+        squares = self.statistics(outputs, targets) if statistics is None else statistics
+        found, overall = (squares if outputs.ndim == 2 else squares.mean()).sqrt(), squares.mean().sqrt()
         found = torch.where(found <= _EXACT * overall, overall, found)
         return replace(self, sigma_noise=tuple(found.clamp_min(1e-12).flatten().tolist()))
 

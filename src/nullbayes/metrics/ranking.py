@@ -1,23 +1,28 @@
-"""Scores that rank inputs: how well they tell strangers from the others, and errors from right predictions."""
+"""Metrics of scores that rank inputs: detection of out-of-distribution inputs, and of wrong predictions."""
 
 from __future__ import annotations
 
 import torch
 
-from nullbayes.metrics.inputs import ArrayLike, as_scores
+from nullbayes.metrics.inputs import Array, as_scores
 
 
-def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> float:
-    r"""Area under the receiver operating characteristic: how often the stranger of two inputs scores higher.
+def auroc(scores_in: Array, scores_out: Array) -> float:
+    r"""Area under the receiver operating characteristic of out-of-distribution detection.
 
     .. math:: P(s_\mathrm{out} > s_\mathrm{in}) + \tfrac12 P(s_\mathrm{out} = s_\mathrm{in}),
 
-    exact over all pairs of the two samples, in :math:`O((N + M) \log N)` by sorting.
+    computed exactly over all pairs of the two groups, in :math:`O((N + M) \log N)`.
 
     Parameters
     ----------
     scores_in, scores_out : array_like
-        Scores (N,) of in-distribution and (M,) of out-of-distribution inputs; higher is stranger.
+        Scores (N,) of in-distribution and (M,) of out-of-distribution inputs; high scores mean out-of-distribution.
+
+    Returns
+    -------
+    float
+        The area: 0.5 is chance, 1 is perfect.
 
     Examples
     --------
@@ -31,22 +36,22 @@ def auroc(scores_in: ArrayLike, scores_out: ArrayLike) -> float:
     return int(halves.sum()) / (2 * inside.numel() * outside.numel())
 
 
-def aupr(scores_in: ArrayLike, scores_out: ArrayLike) -> float:
+def aupr(scores_in: Array, scores_out: Array) -> float:
     r"""Area under the precision-recall curve, with out-of-distribution inputs as the positives.
 
-    It is the average precision :math:`\sum_k (R_k - R_{k-1}) P_k` over the distinct scores, from the highest down,
-    where :math:`R_k` is the share of ``scores_out`` that reach the :math:`k`-th threshold and :math:`P_k` the share of
-    out-of-distribution inputs among all that reach it. Equal scores pass the threshold together. Precision is not
-    interpolated between thresholds.
+    It is the average precision :math:`\sum_k (R_k - R_{k-1}) P_k` over the distinct scores in descending order, where
+    :math:`R_k` is the share of ``scores_out`` that reach the :math:`k`-th threshold and :math:`P_k` the share of
+    out-of-distribution inputs among all inputs that reach it. Precision is not interpolated between thresholds.
 
     Parameters
     ----------
     scores_in, scores_out : array_like
-        Scores (N,) of in-distribution and (M,) of out-of-distribution inputs; higher is stranger.
+        Scores (N,) of in-distribution and (M,) of out-of-distribution inputs; high scores mean out-of-distribution.
 
-    Notes
-    -----
-    Unlike `auroc`, it depends on the sizes of the two groups: scores that say nothing get about :math:`M / (N + M)`.
+    Returns
+    -------
+    float
+        The area. Unlike for `auroc`, chance depends on the sizes of the groups: it is about :math:`M / (N + M)`.
 
     Examples
     --------
@@ -54,23 +59,32 @@ def aupr(scores_in: ArrayLike, scores_out: ArrayLike) -> float:
     0.8333333
     """
     inside, outside = as_scores(scores_in, "scores_in"), as_scores(scores_out, "scores_out")
-    thresholds, hits = outside.unique(return_counts=True)  # recall changes at the scores of strangers only
+    thresholds, hits = outside.unique(return_counts=True)  # recall changes at these scores only
     flagged_out = hits.flip(0).cumsum(0).flip(0)
     flagged_in = inside.numel() - torch.searchsorted(inside.sort().values, thresholds)
     precision = flagged_out.double() / (flagged_out + flagged_in)
     return float((hits * precision).sum() / outside.numel())
 
 
-def fpr95(scores_in: ArrayLike, scores_out: ArrayLike) -> float:
+def fpr95(scores_in: Array, scores_out: Array) -> float:
     r"""False positive rate at 95 % true positive rate; lower is better.
 
-    An input is flagged as out-of-distribution when its score reaches the threshold, which is the largest that
-    flags 95 % or more of ``scores_out``. The result is the share of ``scores_in`` that is flagged, too.
+    An input is flagged when its score reaches the threshold, which is the largest that flags 95 % of ``scores_out``.
 
     Parameters
     ----------
     scores_in, scores_out : array_like
-        Scores (N,) of in-distribution and (M,) of out-of-distribution inputs; higher is stranger.
+        Scores (N,) of in-distribution and (M,) of out-of-distribution inputs; high scores mean out-of-distribution.
+
+    Returns
+    -------
+    float
+        The share of ``scores_in`` that is flagged as well.
+
+    Examples
+    --------
+    >>> fpr95(scores_in=[1.0, 2.0], scores_out=[2.0, 3.0])
+    0.5
     """
     inside, outside = as_scores(scores_in, "scores_in"), as_scores(scores_out, "scores_out")
     n_flagged = (95 * outside.numel() + 99) // 100  # the ceiling, in integers: 0.95 is not a binary fraction
@@ -78,15 +92,15 @@ def fpr95(scores_in: ArrayLike, scores_out: ArrayLike) -> float:
     return float((inside >= threshold).double().mean())
 
 
-def aurc(scores: ArrayLike, errors: ArrayLike) -> float:
-    r"""Area under the risk-coverage curve of predictions that are kept in order of trust; lower is better.
+def aurc(scores: Array, errors: Array) -> float:
+    r"""Area under the risk-coverage curve: the mean loss as a score rejects predictions; lower is better.
 
     With the losses :math:`\ell_{(1)}, \dots, \ell_{(N)}` sorted from the most trusted prediction (the lowest score) to
-    the least, it is the mean over all coverages :math:`k / N` of the risk of the :math:`k` predictions that are kept:
+    the least, it is the mean over all coverages :math:`k / N` of the mean loss of the :math:`k` most trusted ones:
 
     .. math:: \frac1N \sum_{k=1}^N \frac1k \sum_{i=1}^k \ell_{(i)}.
 
-    Where scores are equal, it is the average of this over all orders of the tied predictions.
+    Ties are averaged over all orders of the tied predictions.
 
     Parameters
     ----------
@@ -95,10 +109,11 @@ def aurc(scores: ArrayLike, errors: ArrayLike) -> float:
     errors : array_like
         Loss (N,) of each prediction: 1 or True where it is wrong, or any other loss.
 
-    Notes
-    -----
-    Scores that say nothing get the mean loss. The least possible value is not zero unless all losses are, so methods
-    are comparable where their losses are.
+    Returns
+    -------
+    float
+        The area. A random score gets about the mean loss. Even the best score does not get zero, so that methods can be
+        compared only where their losses are similar.
 
     Examples
     --------
@@ -110,7 +125,7 @@ def aurc(scores: ArrayLike, errors: ArrayLike) -> float:
         message = f"errors must hold one loss for each score, but there are {len(losses)} for {len(trust)} scores."
         raise ValueError(message)
     _, group, sizes = trust.unique(return_inverse=True, return_counts=True)
-    # Averaged over all its orders, a tied group adds its mean loss with each prediction that is kept.
+    # Averaged over all its orders, each prediction of a tied group adds the mean loss of the group.
     mean_losses = torch.bincount(group, weights=losses) / sizes
     kept = torch.arange(1, len(losses) + 1, device="cpu")
     return float((mean_losses.repeat_interleave(sizes).cumsum(0) / kept).mean())

@@ -1,4 +1,4 @@
-"""Scores of predicted numbers: Gaussian predictives, intervals, point predictions."""
+"""Metrics of predicted numbers: point predictions, Gaussian predictives, intervals."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import math
 import torch
 from torch import Tensor
 
-from nullbayes.metrics.inputs import ArrayLike, as_numbers, same_entries
+from nullbayes.metrics.inputs import Array, as_numbers, same_entries
 
 
-def rmse(mean: ArrayLike, targets: ArrayLike) -> float:
+def rmse(mean: Array, targets: Array) -> float:
     r"""Root mean square error, :math:`\sqrt{\frac1M \sum_i (y_i - \mu_i)^2}`, over all :math:`M` entries.
 
     Parameters
     ----------
     mean, targets : array_like
         Predictions and targets of the same shape, such as (N,) or (N, O).
+
+    Returns
+    -------
+    float
+        The error, in the unit of the targets.
 
     Examples
     --------
@@ -27,22 +32,25 @@ def rmse(mean: ArrayLike, targets: ArrayLike) -> float:
     return float((y - mu).square().mean().sqrt())
 
 
-def gaussian_nll(mean: ArrayLike, variance: ArrayLike, targets: ArrayLike) -> float:
+def gaussian_nll(mean: Array, variance: Array, targets: Array) -> float:
     r"""Negative log-likelihood of targets under Gaussian predictives, in nats per target.
 
     .. math:: \frac1M \sum_i \tfrac12 \Big(\log (2 \pi \sigma_i^2) + \frac{(y_i - \mu_i)^2}{\sigma_i^2}\Big)
 
     The constant :math:`\log 2 \pi` is included, which `torch.nn.functional.gaussian_nll_loss` leaves out by default.
-    The value depends on the unit of the targets, and it may be negative.
 
     Parameters
     ----------
     mean, targets : array_like
-        Means and targets of the same shape, such as (N,) or (N, O). Outputs are scored one by one, without
-        covariances between them.
+        Means and targets of the same shape, such as (N,) or (N, O). Covariances between outputs are not used.
     variance : array_like
-        Variances of the targets, positive, of the same shape, or one number for all. The variance of the noise must be
-        in it, not only that of the mean.
+        Variances of the targets, positive, of the same shape, or one number for all. They must include the variance of
+        the noise.
+
+    Returns
+    -------
+    float
+        The mean over targets; lower is better. It depends on the unit of the targets and may be negative.
 
     Examples
     --------
@@ -53,13 +61,16 @@ def gaussian_nll(mean: ArrayLike, variance: ArrayLike, targets: ArrayLike) -> fl
     return float(((2 * math.pi * var).log() + (y - mu).square() / var).mean() / 2)
 
 
-def crps(mean: ArrayLike, variance: ArrayLike, targets: ArrayLike) -> float:
-    r"""Continuous ranked probability score of Gaussian predictives, averaged over targets; lower is better.
+def crps(mean: Array, variance: Array, targets: Array) -> float:
+    r"""Continuous ranked probability score of Gaussian predictives.
 
     The score of one target :math:`y` is :math:`\int (F(t) - [t \ge y])^2 \, dt`, with the distribution function
     :math:`F` of the predictive. For a Gaussian, with :math:`z = (y - \mu) / \sigma`, it is
 
     .. math:: \sigma \Big(z \, (2 \Phi(z) - 1) + 2 \varphi(z) - \tfrac1{\sqrt \pi}\Big).
+
+    As the variance goes to zero it tends to the absolute error. A target far from the mean costs its distance, not its
+    squared distance as in `gaussian_nll`.
 
     Parameters
     ----------
@@ -68,11 +79,10 @@ def crps(mean: ArrayLike, variance: ArrayLike, targets: ArrayLike) -> float:
     variance : array_like
         Variances of the targets, positive, of the same shape, or one number for all.
 
-    Notes
-    -----
-    The score has the unit of the targets. It tends to the mean absolute error as the variance goes to zero. Where the
-    mean is exactly right it is :math:`(\sqrt 2 - 1) \, \sigma / \sqrt \pi \approx 0.234 \, \sigma`. A target far from
-    the mean costs its distance, not the square of it as in `gaussian_nll`.
+    Returns
+    -------
+    float
+        The mean over targets, in their unit; lower is better.
 
     Examples
     --------
@@ -86,16 +96,21 @@ def crps(mean: ArrayLike, variance: ArrayLike, targets: ArrayLike) -> float:
     return float((sigma * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))).mean())
 
 
-def interval_coverage(lower: ArrayLike, upper: ArrayLike, targets: ArrayLike) -> float:
-    """Share of targets inside their interval, the ends included.
+def interval_coverage(lower: Array, upper: Array, targets: Array) -> float:
+    """Share of targets inside their interval, including its ends.
 
-    Compare it with the probability that the intervals were made for, and compare `interval_width` of methods whose
-    coverage is the same.
+    It should be close to the nominal level of the intervals. Compare `interval_width` between methods that have the
+    same coverage.
 
     Parameters
     ----------
     lower, upper, targets : array_like
         Ends of the intervals and targets, of the same shape, such as (N,) or (N, O).
+
+    Returns
+    -------
+    float
+        The share, between 0 and 1.
 
     Examples
     --------
@@ -107,13 +122,18 @@ def interval_coverage(lower: ArrayLike, upper: ArrayLike, targets: ArrayLike) ->
     return float(((low <= y) & (y <= high)).double().mean())
 
 
-def interval_width(lower: ArrayLike, upper: ArrayLike) -> float:
+def interval_width(lower: Array, upper: Array) -> float:
     """Mean width of intervals, in the unit of the targets.
 
     Parameters
     ----------
     lower, upper : array_like
         Ends of the intervals, of the same shape, such as (N,) or (N, O).
+
+    Returns
+    -------
+    float
+        The mean width.
 
     Examples
     --------
@@ -125,7 +145,7 @@ def interval_width(lower: ArrayLike, upper: ArrayLike) -> float:
     return float((high - low).mean())
 
 
-def _gaussians(mean: ArrayLike, variance: ArrayLike, targets: ArrayLike) -> tuple[Tensor, Tensor, Tensor]:
+def _gaussians(mean: Array, variance: Array, targets: Array) -> tuple[Tensor, Tensor, Tensor]:
     mu, y = _entries(mean=mean, targets=targets)
     var = as_numbers(variance, "variance")
     if var.ndim:
@@ -139,8 +159,8 @@ def _gaussians(mean: ArrayLike, variance: ArrayLike, targets: ArrayLike) -> tupl
     return mu, var, y
 
 
-def _entries(**values: ArrayLike) -> list[Tensor]:
-    """Return finite numbers of the same shape, flattened, and refuse shapes that would be broadcast."""
+def _entries(**values: Array) -> list[Tensor]:
+    """Return finite numbers, flattened; refuse shapes that would be broadcast."""
     numbers = {name: as_numbers(value, name) for name, value in values.items()}
     shapes = {name: tuple(number.shape) for name, number in numbers.items()}
     first, wanted = next(iter(shapes.items()))

@@ -1,9 +1,9 @@
-"""Predictions: outputs and their variance, probabilities, which positions count, and scores of strangeness."""
+"""Predictions: outputs and their variance, probabilities, masks of positions, and out-of-distribution scores."""
 
-from nullbayes.predictive.masks import Mask as Mask
-from nullbayes.predictive.masks import Masks as Masks
 from nullbayes.predictive.outputs import LINKS as LINKS
 from nullbayes.predictive.outputs import PRED_TYPES as PRED_TYPES
+from nullbayes.predictive.outputs import Mask as Mask
+from nullbayes.predictive.outputs import Masks as Masks
 from nullbayes.predictive.outputs import centred as centred
 from nullbayes.predictive.outputs import default_link as default_link
 from nullbayes.predictive.outputs import joined as joined
@@ -12,7 +12,7 @@ from nullbayes.predictive.outputs import predict as predict
 from nullbayes.predictive.outputs import sample_outputs as sample_outputs
 from nullbayes.predictive.outputs import stream as stream
 from nullbayes.predictive.outputs import summarize as summarize
+from nullbayes.predictive.prediction import SCORES as SCORES
 from nullbayes.predictive.prediction import Prediction as Prediction
-from nullbayes.predictive.scores import SCORES as SCORES
-from nullbayes.predictive.scores import pooled as pooled
-from nullbayes.predictive.scores import score as score
+from nullbayes.predictive.prediction import pooled as pooled
+from nullbayes.predictive.prediction import score as score

@@ -1,30 +1,29 @@
-r"""Predictions shared by all methods: output samples, their mean and variance, and the probabilities they stand for.
+r"""Predictions shared by all methods: output samples, their mean and variance, and probabilities.
 
-A posterior is a set of directions around the trained parameters. Linearized, sample :math:`s` of the outputs is
-:math:`f(\theta, x) + J(x)\,\delta_s`; the mean of that Gaussian is :math:`f(\theta, x)` exactly, so samples are centred
-on it. Sampled, it is the network itself at :math:`\theta + \delta_s`.
+A posterior is a set of directions :math:`\delta_s` around the trained parameters. A linearized sample of the outputs is
+:math:`f(\theta, x) + J(x)\,\delta_s`. The mean of this Gaussian is exactly :math:`f(\theta, x)`, so that samples are
+centred on it. A sampled one is the output of the network with the parameters :math:`\theta + \delta_s`.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from nullbayes.errors import DataError, LikelihoodError, NullBayesWarning, SettingsError
+from nullbayes.errors import DataError, LikelihoodError, SettingsError, warn
 from nullbayes.jacobian.batches import (
     BatchFn,
     as_tensors,
     inputs_of,
     is_array,
     leaves,
-    map_leaves,
     n_examples,
     take_examples,
     to_device,
@@ -34,20 +33,21 @@ from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Classification, Likelihood
 from nullbayes.memory import give_back, is_out_of_memory
-from nullbayes.predictive.masks import Mask, Masks
 from nullbayes.predictive.prediction import Prediction
 
 PRED_TYPES = ("linearized", "sampled")
 LINKS = ("margin", "probit", "bridge", "mc")
-_EXAMPLES_TIMES_SAMPLES = {"cpu": 8192, "cuda": 2**18}  # in memory at a time
+_EXAMPLES_TIMES_SAMPLES = {"cpu": 8192, "cuda": 2**18}  # in memory at the same time
+
+Mask = None | str | Tensor | np.ndarray | Callable[[Any], Any]
 
 
 def sample_outputs(
     network: Network, x: Any, directions: Tensor, pred_type: str, root: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean outputs (n, ...) on one batch of inputs, and how far each sample is from them, (S, n, ...).
+    """Return the mean outputs (n, ...) for one batch of inputs, and the deviations (S, n, ...) of the samples.
 
-    Directions are divided by ``root``; for linearized predictions their few products are, not their many numbers.
+    Directions are divided by ``root``. Linearized predictions divide the products instead, which have fewer entries.
     """
     if pred_type == "linearized":
         outputs, change = linearized(network, x, directions)
@@ -61,25 +61,24 @@ def sample_outputs(
 
 
 def centred(changes: Tensor) -> Tensor:  # (S, ...)
-    """Subtract the mean over the samples, which is Monte Carlo error where the expectation is zero."""
+    """Subtract the mean over the samples, which is Monte Carlo error if the expectation is zero."""
     return changes - changes.mean(0)
 
 
 def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -> Iterator[Any]:
-    """Iterate over inputs in pieces that fit in memory, on the network's device.
+    """Iterate over inputs in chunks that fit in memory, on the device of the network.
 
-    A tensor or an array, a tuple (several arguments) or a mapping (named arguments) is one input; a dataset, or
-    anything else that can be iterated, a DataLoader or a list, is a loader of inputs, or of pairs with targets, which
-    are passed over.
+    A tensor, an array, a tuple (several arguments) or a mapping (named arguments) is one batch of inputs. A dataset or
+    another iterable, such as a DataLoader or a list, is a loader of inputs, or of pairs whose targets are skipped.
     """
     one = is_array(x) or isinstance(x, (tuple, Mapping))
-    x = inputs_of(x, None, network.trained_on) if isinstance(x, Mapping) else x  # a batch with its targets will do
+    x = inputs_of(x, None, network.trained_on) if isinstance(x, Mapping) else x  # may hold targets too
     if not one and not isinstance(x, (Iterable, Dataset)):
         msg = f"Inputs must be a tensor, an array, a tuple, a mapping or a loader of these, not {type(x).__name__}."
         raise DataError(msg)
     size, empty = max(1, _EXAMPLES_TIMES_SAMPLES.get(network.device.type, 8192) // max(1, n_samples)), True
     loader = [x] if one else as_loader(x)
-    check_order(loader, "Answers come in the order of the inputs, one for each")
+    check_order(loader, "Predictions come in the order of the inputs, one for each")
     for batch in loader:
         inputs = as_tensors(batch if one else inputs_of(batch, batch_fn, network.trained_on), network.dtype)
         if any(leaf.is_floating_point() and not torch.isfinite(leaf).all() for leaf in leaves(inputs)):
@@ -88,12 +87,61 @@ def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -
         total = n_examples(inputs)
         network.check_form(inputs)
         for start in range(0, total, size):
-            piece = map_leaves(lambda leaf, start=start: leaf[start : start + size] if leaf.ndim else leaf, inputs)
-            yield to_device(piece, network.device)
+            yield to_device(take_examples(inputs, start, start + size), network.device)
             empty = False
     if empty:
         msg = "There is nothing to predict: the loader yields no batch, or only empty ones."
         raise DataError(msg)
+
+
+class Masks:
+    """Which positions of the inputs count, collected batch by batch.
+
+    ``mask`` is True where a position counts: a tensor or array (N, ...), or a function of the inputs. None means the
+    ``attention_mask`` of the inputs if it has the shape of the positions; "all" means every position.
+    """
+
+    def __init__(self, likelihood: Likelihood, mask: Mask) -> None:
+        mask = as_tensors(mask, None) if is_array(mask) else mask
+        if not (
+            mask is None or isinstance(mask, Tensor) or callable(mask) or (isinstance(mask, str) and mask == "all")
+        ):
+            what = repr(mask) if isinstance(mask, str) else f"a {type(mask).__name__}"
+            msg = f'mask must be a tensor or an array, a function of the inputs, "all" or None, not {what}.'
+            raise DataError(msg)
+        self._likelihood, self._mask = likelihood, mask
+        self._found = list[Tensor | None]()
+
+    def look(self, inputs: Any, outputs: Tensor) -> None:
+        """Record the mask of a batch."""
+        found, shape = None, self._likelihood.positions(outputs)
+        if callable(self._mask):
+            given = self._mask(inputs)
+            found = _fitted(as_tensors(given, None) if is_array(given) else given, shape).to(outputs.device)
+        elif self._mask is None and isinstance(inputs, Mapping):
+            own = inputs.get("attention_mask")
+            if isinstance(own, Tensor) and 1 < own.ndim <= len(shape) and tuple(own.shape) == shape[: own.ndim]:
+                found = _fitted(own, shape)
+        self._found.append(found)
+
+    def joined(self, outputs: Tensor) -> Tensor | None:  # (N, ...) -> bool (N, ...)
+        """Return the mask of all inputs, in the shape of their positions; None if all positions count."""
+        if isinstance(self._mask, Tensor):
+            return _fitted(self._mask.to(outputs.device), self._likelihood.positions(outputs))
+        masks = [mask for mask in self._found if mask is not None]
+        return torch.cat(masks) if masks and len(masks) == len(self._found) else None
+
+
+def _fitted(mask: Any, shape: tuple[int, ...]) -> Tensor:
+    """Return a mask in the shape of the positions; it is expanded over the last dimensions if it lacks them."""
+    given = tuple(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+    if len(shape) == 1:
+        msg = "A mask says which positions count, but here each input has one prediction: leave mask out."
+        raise DataError(msg)
+    if not isinstance(mask, Tensor) or mask.ndim < 2 or given != shape[: mask.ndim]:
+        msg = f"The mask must be a tensor of the shape of the positions, {shape}, not {given}."
+        raise DataError(msg)
+    return mask.bool().reshape(*mask.shape, *(1 for _ in shape[mask.ndim :])).expand(shape)
 
 
 def predict(
@@ -108,7 +156,7 @@ def predict(
     batch_fn: BatchFn | None = None,
     mask: Mask = None,
 ) -> Prediction:
-    """Predict for inputs or a loader of them, with samples at the directions divided by ``root``."""
+    """Predict for inputs or a loader of inputs, with one sample per direction divided by ``root``."""
     means, changes, masks = [], [], Masks(likelihood, mask)
     for piece in stream(x, network, batch_fn, len(directions)):
         mean, change = _in_halves(network, piece, directions, pred_type, root)
@@ -121,7 +169,7 @@ def predict(
 
 
 def joined(parts: list[Tensor]) -> Tensor:  # (n, ...) each
-    """Return the outputs of several batches as one."""
+    """Concatenate the outputs of several batches."""
     shapes = {tuple(part.shape[1:]) for part in parts}
     if len(shapes) > 1:
         named = " and ".join(str(("n", *shape)) for shape in sorted(shapes))
@@ -131,12 +179,12 @@ def joined(parts: list[Tensor]) -> Tensor:  # (n, ...) each
 
 
 def default_link(pred_type: str) -> str:
-    """Return how probabilities are averaged unless the user says otherwise."""
+    """Return the default way to average probabilities."""
     return "margin" if pred_type == "linearized" else "mc"
 
 
 def _in_halves(network: Network, x: Any, directions: Tensor, pred_type: str, root: float) -> tuple[Tensor, Tensor]:
-    """Return what :func:`sample_outputs` does, for half of the inputs at a time where memory runs out."""
+    """Call `sample_outputs`, with half of the inputs at a time if memory runs out."""
     size = n_examples(x)
     try:
         return sample_outputs(network, x, directions, pred_type, root)
@@ -152,7 +200,7 @@ def _in_halves(network: Network, x: Any, directions: Tensor, pred_type: str, roo
 def summarize(
     mean: Tensor, changes: Tensor, likelihood: Likelihood, link: str, mask: Tensor | None = None
 ) -> Prediction:  # (N, ...), (S, N, ...)
-    """Make a prediction of mean outputs and of how far each sample is from them."""
+    """Return the prediction for mean outputs and the deviations of the samples from them."""
     if link not in LINKS:
         msg = f"link_approx must be one of {', '.join(LINKS)}, not {link!r}."
         raise SettingsError(msg)
@@ -164,13 +212,13 @@ def summarize(
             f"Some predictions or their variances are not finite in {str(samples.dtype).removeprefix('torch.')}: use a "
             "larger prior_precision, or scale the outputs."
         )
-        warnings.warn(message, NullBayesWarning, stacklevel=2)
+        warn(message)
     noise = likelihood.noise_variance(mean)
     return Prediction(mean, variance, probs, samples, noise, mask, likelihood.name)
 
 
 def _average(mean: Tensor, changes: Tensor, variance: Tensor, likelihood: Likelihood, link: str) -> Tensor:
-    """Return the probabilities, averaged over the posterior in the way that ``link`` names."""
+    """Return the probabilities, averaged over the posterior as ``link`` says."""
     if link == "mc":
         return likelihood.probabilities(mean + changes).mean(0)
     if link == "margin" or not isinstance(likelihood, Classification):
@@ -186,9 +234,9 @@ def _average(mean: Tensor, changes: Tensor, variance: Tensor, likelihood: Likeli
 def nll(
     likelihood: Likelihood, outputs: Tensor, changes: Tensor | None, targets: Tensor, link: str = "margin"
 ) -> float:  # (N, ...), (S, N, ...)
-    """Return minus the mean log predictive density of a target, at mean outputs and centred changes of them.
+    """Return the mean negative log predictive density per target, from mean outputs and centred deviations.
 
-    ``changes=None`` is the network itself. A ``link`` other than "mc" means the closed form, where there is one.
+    ``changes=None`` means the network itself. A ``link`` other than "mc" means the closed form, if there is one.
     """
     if changes is None:
         values = likelihood.nll(outputs, targets)

@@ -1,4 +1,4 @@
-"""What a posterior says about some inputs, and how to take it elsewhere: intervals, arrays, tables."""
+"""The prediction of a posterior, its intervals and export to arrays and tables, and out-of-distribution scores."""
 
 from __future__ import annotations
 
@@ -10,35 +10,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nullbayes.errors import LikelihoodError, SettingsError
+from nullbayes.errors import DataError, LikelihoodError, SettingsError
+from nullbayes.likelihoods import Likelihood
 
 if TYPE_CHECKING:
     import pandas as pd
 
+SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
+PER = ("input", "position")
+
 
 @dataclass(frozen=True)
 class Prediction:
-    """What the posterior says about N inputs.
+    """The prediction of a posterior for N inputs, as returned by ``posterior.predict(x)``.
 
     Attributes
     ----------
     mean : Tensor (N, ...)
-        Mean of the outputs (logits, for a classifier): the network's own outputs for linearized predictions, the mean
+        Mean of the outputs (logits for a classifier): the outputs of the network for linearized predictions, the mean
         over the samples for sampled ones.
     variance : Tensor (N, ...)
-        Their variance: how far the training data leave the output open. A regression's noise is not in it.
+        Variance of the outputs under the posterior. It does not include the noise of a regression.
     probs : Tensor (N, ...) or None
-        Probabilities, averaged over the posterior and at its temperature; None for likelihoods without any.
+        Probabilities, averaged over the posterior and at its temperature; None for a regression or a custom loss.
     samples : Tensor (S, N, ...)
-        The outputs of each sample, in the shape that the model gives them: (N, O) for most.
+        Outputs of each sample, in the shape that the model returns, usually (S, N, O).
     noise : Tensor or None
-        Variance of a regression's noise, one number or one for each output; None for other likelihoods.
+        Variance of the noise of a regression, one number or one per output; None for other likelihoods.
     mask : Tensor (N, ...) or None
-        Which positions of each input count, where outputs have positions and a mask was given or found.
+        Which positions of each input count, if outputs have positions and a mask was given or found.
     likelihood : str
-        The name of the likelihood.
+        Name of the likelihood.
     index : pandas.Index or None
-        That of the table which was predicted, if it was one.
+        Index of the table that was predicted, if it was one.
+
+    Examples
+    --------
+    >>> import torch
+    >>> prediction = Prediction(torch.zeros(3, 1), torch.ones(3, 1), None, torch.zeros(2, 3, 1), torch.tensor(3.0))
+    >>> prediction.std.flatten(), prediction.interval(0.9)[1].flatten()
+    (tensor([1., 1., 1.]), tensor([3.2897, 3.2897, 3.2897]))
     """
 
     mean: Tensor
@@ -52,23 +63,29 @@ class Prediction:
 
     @property
     def std(self) -> Tensor:  # (N, ...)
-        """Standard deviation of the outputs, without a regression's noise."""
+        """Standard deviation of the outputs, without the noise of a regression."""
         return self.variance.sqrt()
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:  # (N, ...) each
-        """Return the bounds between which a new target lies with a probability, the noise included.
+        """Return the central interval of new targets of a regression, including the noise.
 
         Parameters
         ----------
         level : float
-            The probability.
+            The probability that a new target lies in the interval.
 
-        Examples
-        --------
-        >>> lower, upper = posterior.predict(x).interval(0.9)  # doctest: +SKIP
+        Returns
+        -------
+        lower, upper : Tensor (N, ...)
+            The bounds.
+
+        Raises
+        ------
+        LikelihoodError
+            If the likelihood is not a regression.
         """
         if self.noise is None:
-            msg = "Intervals are for regressions: a classifier's answer is its probs."
+            msg = "Intervals are for regressions; for a classifier, use probs."
             raise LikelihoodError(msg)
         if not 0.0 < level < 1.0:
             msg = f"level must be between 0 and 1, such as 0.9, not {level!r}."
@@ -78,21 +95,28 @@ class Prediction:
         return self.mean - half, self.mean + half
 
     def to_numpy(self) -> dict[str, np.ndarray]:
-        """Return mean, variance, std, probs, samples, noise and mask as arrays, by name; what there is of them."""
+        """Return a dictionary of arrays: mean, variance, std, probs, samples, noise and mask, without those None."""
         found = {field.name: getattr(self, field.name) for field in fields(self)} | {"std": self.std}
         return {name: value.detach().cpu().numpy() for name, value in found.items() if isinstance(value, Tensor)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the same as lists, for JSON, without the samples."""
+        """Return a dictionary of lists for JSON: all arrays but the samples."""
         return {name: array.tolist() for name, array in self.to_numpy().items() if name != "samples"}
 
     def to_pandas(self, level: float = 0.9) -> pd.DataFrame:
-        """Return a table with a row for each input, and the index of the table that was predicted, if it was one.
+        """Return a table with one row per input, and the index of the table that was predicted, if it was one.
 
-        Its columns are mean and std of each output, and the bounds of the interval for a regression; for classes the
-        predicted one, its probability, and the probability of each; for labels whether each is predicted (a probability
-        of one half or more), and its probability. Outputs with more dimensions have a row for each entry, and an index
-        that says where it is.
+        Parameters
+        ----------
+        level : float
+            Level of the interval of a regression.
+
+        Returns
+        -------
+        pandas.DataFrame
+            The mean and std of each output. For a regression also the bounds of the interval; for classes the predicted
+            class, its probability, and the probability of each class; for labels the probability of each, and whether
+            it is at least one half. Outputs with more dimensions have one row per entry, and an index that locates it.
         """
         import pandas as pd
 
@@ -118,7 +142,7 @@ class Prediction:
         return pd.DataFrame(columns, index=index)
 
     def __repr__(self) -> str:
-        """Give the shapes; the numbers would fill pages."""
+        """Return the shapes of the tensors."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         shapes = (
             f"{name} {tuple(value.shape) if isinstance(value, Tensor) else None}"
@@ -126,3 +150,63 @@ class Prediction:
             if isinstance(value, Tensor) or name == "probs"
         )
         return f"Prediction({', '.join(shapes)})"
+
+
+def score(prediction: Prediction, likelihood: Likelihood, kind: str, per: str = "input") -> Tensor:  # (N,) or (N, ...)
+    """Return one score per input or per position; high scores mean out-of-distribution.
+
+    ``max_variance`` (the paper's text) and ``sum_variance`` use the outputs, ``max_prob_variance`` (the authors' code)
+    the probabilities. ``entropy`` is that of the mean prediction, and ``mutual_information`` the part of it that is due
+    to disagreement between samples.
+
+    For a regression with several outputs, variances are divided by the noise variance of each output, so that units do
+    not matter. If outputs have positions, the score of an input is the largest over its positions for the kinds that
+    begin with "max", and the mean for the others, so that it does not grow with the length of the input. Masked
+    positions do not count; with ``per="position"`` their score is NaN.
+    """
+    if kind not in SCORES:
+        msg = f"kind must be one of {', '.join(SCORES)}, not {kind!r}."
+        raise SettingsError(msg)
+    if per not in PER:
+        msg = f"per must be one of {', '.join(PER)}, not {per!r}."
+        raise SettingsError(msg)
+    if kind not in ("max_variance", "sum_variance") and prediction.probs is None:
+        msg = (
+            f"kind={kind!r} needs probabilities, which a {likelihood.name} likelihood does not have: "
+            "use 'max_variance'."
+        )
+        raise LikelihoodError(msg)
+    values = likelihood.at_positions(_of_outputs(prediction, likelihood, kind), largest=kind.startswith("max"))
+    values = values.clamp_min(0.0) if kind == "mutual_information" else values  # rounding may make it negative
+    return pooled(values, prediction.mask, kind, per)
+
+
+def pooled(values: Tensor, mask: Tensor | None, kind: str, per: str = "input") -> Tensor:  # (N, ...)
+    """Return the scores of positions, or combine those that count into one score per input."""
+    if per == "position":
+        return values if mask is None else values.masked_fill(~mask, torch.nan)
+    if values.ndim == 1:
+        return values
+    flat = values.flatten(1)
+    counted = torch.ones_like(flat, dtype=torch.bool) if mask is None else mask.flatten(1)
+    if not bool(counted.any(1).all()):
+        empty = int((~counted.any(1)).nonzero()[0])
+        msg = f"The mask leaves nothing of input {empty}: every input must have a position that counts."
+        raise DataError(msg)
+    if kind.startswith("max"):
+        return flat.masked_fill(~counted, -torch.inf).amax(1)
+    return flat.masked_fill(~counted, 0.0).sum(1) / counted.sum(1)
+
+
+def _of_outputs(prediction: Prediction, likelihood: Likelihood, kind: str) -> Tensor:  # (N, ...)
+    """Return the contribution of each output to a score."""
+    if kind in ("max_variance", "sum_variance"):
+        noise = prediction.noise  # outputs may have different units
+        return prediction.variance if noise is None or noise.numel() == 1 else prediction.variance / noise
+    if kind == "entropy":
+        assert prediction.probs is not None
+        return likelihood.entropy_terms(prediction.probs)
+    probs = likelihood.probabilities(prediction.samples)
+    if kind == "max_prob_variance":
+        return probs.var(0)
+    return likelihood.entropy_terms(probs.mean(0)) - likelihood.entropy_terms(probs).mean(0)

@@ -1,16 +1,16 @@
-"""Matrices and dense answers for trying out projectors: used by our tests, and open to yours.
+"""Matrices and dense reference results for testing projectors, in our tests and in yours.
 
 =============================  ===========================================================================
-`cases`, `Case`                small matrices with prescribed spectra, and what to expect of each
-`matrix_from_singular_values`  a matrix with a spectrum of your own
-`kernel_projector`             the dense projector on the kernel, by singular value decomposition
-`kernel_dimension`             the dimension of the kernel, by the same
+`cases`, `Case`                small matrices with prescribed spectra, and what to expect on each
+`matrix_from_singular_values`  a matrix with given singular values
+`kernel_projector`             the dense projector onto the null space, from a singular value decomposition
+`kernel_dimension`             the dimension of the null space, from the same
 =============================  ===========================================================================
 
-Try a projector of your own on every case::
+To test your own projector on every case::
 
     @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
-    def test_projects_on_the_kernel(case): ...
+    def test_projects_onto_the_null_space(case): ...
 """
 
 from nullbayes.testing.matrices import Case, cases, matrix_from_singular_values

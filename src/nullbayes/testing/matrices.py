@@ -1,8 +1,8 @@
-r"""Matrices with prescribed spectra: the cases every projector is tried on.
+r"""Matrices with prescribed spectra, on which every projector is tested.
 
-A method that projects on the kernel of :math:`A` can fail at rows that repeat, vanish or differ in length,
-at small singular values, or at a kernel that is everything or nothing. `cases` has a small matrix for each,
-and says which projectors are expected *not* to converge on it.
+A projector onto the null space of :math:`A` can fail on rows that repeat, vanish or differ in length, on small singular
+values, or if the null space is everything or nothing. `cases` has a small matrix for each of these, and says which
+projectors are expected *not* to converge on it.
 """
 
 from collections.abc import Sequence
@@ -14,32 +14,38 @@ from torch import Tensor
 __all__ = ["Case", "cases", "matrix_from_singular_values"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # by identity: tensors have no single truth value to compare by
+@dataclass(frozen=True, slots=True, eq=False)  # tensors cannot be compared by ==, which returns a tensor
 class Case:
-    r"""A matrix, and what a projector on its kernel should make of it.
+    r"""A matrix, and what to expect of a projector onto its null space.
 
     Attributes
     ----------
     name : str
-        Short and unique; serves as a test id.
+        Short and unique name, which serves as a test id.
     matrix : Tensor
         :math:`A` of shape (R, P), float64.
     block_rows : int
-        Rows of a block for the methods that sweep over blocks. The last block may be smaller.
+        Rows per block, for methods that sweep over blocks. The last block may be smaller.
     rank : int or None
-        Rank at float64 precision; None where the singular values have no gap, and the cut decides.
-    stalls : frozenset of str
-        Projectors expected not to reach :math:`\|A v\| \le 10^{-8} \|A \varepsilon\|` in 200 sweeps.
+        Rank at float64 precision; None if the singular values have no gap, so that the rank depends on the cutoff.
     note : str
-        Why the case is there, in a sentence.
+        Why the case is there, in one sentence.
+    stalls : frozenset of str
+        Projectors that are expected not to reach :math:`\|A v\| \le 10^{-8} \|A \varepsilon\|` in 200 sweeps.
+
+    Examples
+    --------
+    >>> case = cases()[0]
+    >>> case.name, case.rank, case.matrix.shape
+    ('full_rank', 60, torch.Size([60, 100]))
     """
 
     name: str
     matrix: Tensor
     block_rows: int
     rank: int | None
-    stalls: frozenset[str]
     note: str
+    stalls: frozenset[str] = frozenset()
 
 
 def matrix_from_singular_values(
@@ -48,21 +54,32 @@ def matrix_from_singular_values(
     n_columns: int,
     generator: torch.Generator,
 ) -> Tensor:
-    r"""Return :math:`A = U \,\mathrm{diag}(\sigma)\, V^\top` with random orthonormal columns in U and V.
+    r"""Return a matrix :math:`A = U \,\mathrm{diag}(\sigma)\, V^\top` with random orthonormal columns in U and V.
 
     Parameters
     ----------
     singular_values : Tensor or sequence of float
-        :math:`\sigma`, at most ``min(n_rows, n_columns)`` of them; the others are zero.
+        At most ``min(n_rows, n_columns)`` singular values; the others are zero.
     n_rows, n_columns : int
         Shape (R, P) of the matrix.
     generator : torch.Generator
-        Source of U and V, which are the QR factors of Gaussian matrices.
+        Random source of U and V, which are QR factors of Gaussian matrices.
 
     Returns
     -------
     Tensor
-        The matrix (R, P), float64, on the generator's device.
+        The matrix (R, P), float64, on the device of the generator.
+
+    Raises
+    ------
+    ValueError
+        If there are too many singular values.
+
+    Examples
+    --------
+    >>> matrix = matrix_from_singular_values([3.0, 2.0], 4, 5, torch.Generator().manual_seed(0))
+    >>> torch.linalg.svdvals(matrix)[:2]
+    tensor([3., 2.], dtype=torch.float64)
     """
     sigma = torch.as_tensor(singular_values, dtype=torch.float64, device=generator.device)
     if sigma.ndim != 1 or len(sigma) > min(n_rows, n_columns):
@@ -78,7 +95,23 @@ def matrix_from_singular_values(
 
 
 def cases(device: torch.device | str = "cpu") -> tuple[Case, ...]:
-    """Return all cases, the same matrices at every call and on every device."""
+    """Return all cases; the matrices are the same at every call and on every device.
+
+    Parameters
+    ----------
+    device : torch.device or str
+        Device of the matrices.
+
+    Returns
+    -------
+    tuple of Case
+        The cases.
+
+    Examples
+    --------
+    >>> [case.name for case in cases() if "Krylov" in case.stalls]
+    ['power_law']
+    """
     return tuple(replace(case, matrix=case.matrix.to(device)) for case in _cases())
 
 
@@ -89,8 +122,7 @@ def _cases() -> tuple[Case, ...]:
             matrix=_well_conditioned(60, 100, seed=1),
             block_rows=16,
             rank=60,
-            stalls=frozenset(),
-            note="The plain case; its last block is smaller than the others.",
+            note="The ordinary case; its last block is smaller than the others.",
         ),
         _orthogonal_blocks(),
         _repeated_rows(),
@@ -100,23 +132,20 @@ def _cases() -> tuple[Case, ...]:
             matrix=torch.zeros(20, 30, dtype=torch.float64, device="cpu"),
             block_rows=5,
             rank=0,
-            stalls=frozenset(),
-            note="Everything is kernel, and the relative residual is 0/0.",
+            note="Every vector is in the null space, and the relative residual is 0/0.",
         ),
         Case(
             name="single_row",
             matrix=_well_conditioned(1, 50, seed=5),
             block_rows=1,
             rank=1,
-            stalls=frozenset(),
-            note="The smallest matrix there is.",
+            note="The smallest number of rows.",
         ),
         Case(
             name="one_block",
             matrix=_well_conditioned(36, 80, seed=6),
             block_rows=36,
             rank=36,
-            stalls=frozenset(),
             note="All rows in one block, so that a single sweep is exact.",
         ),
         Case(
@@ -125,7 +154,7 @@ def _cases() -> tuple[Case, ...]:
             block_rows=20,
             rank=None,
             stalls=frozenset({"ExactDual", "ExactPrimal", "Alternating", "Krylov", "Lanczos"}),
-            note="Eight decades and no gap, as in networks; a Gram matrix has lost the smallest ones.",
+            note="Eight decades without a gap, as in networks; a Gram matrix loses the smallest ones.",
         ),
         Case(
             name="step",
@@ -140,16 +169,14 @@ def _cases() -> tuple[Case, ...]:
             matrix=_well_conditioned(120, 60, seed=9),
             block_rows=20,
             rank=60,
-            stalls=frozenset(),
-            note="Full column rank: the kernel is {0} and the projection must vanish.",
+            note="Full column rank: the null space is {0} and the projection must vanish.",
         ),
         Case(
             name="tall_rank_deficient",
             matrix=matrix_from_singular_values(torch.linspace(1, 3, 50, device="cpu"), 120, 80, _seeded(10)),
             block_rows=20,
             rank=50,
-            stalls=frozenset(),
-            note="More rows than columns, and yet a kernel of 30 dimensions.",
+            note="More rows than columns, and yet a null space of 30 dimensions.",
         ),
         _nearly_parallel_blocks(),
         _paper_rate_counterexample(),
@@ -167,7 +194,6 @@ def _orthogonal_blocks() -> Case:
         matrix=torch.block_diag(*mixing) @ rows,
         block_rows=12,
         rank=48,
-        stalls=frozenset(),
         note="Rows of different blocks are orthogonal, so that one sweep is exact.",
     )
 
@@ -180,7 +206,6 @@ def _repeated_rows() -> Case:
         matrix=_well_conditioned(20, 80, seed=3)[index],
         block_rows=10,
         rank=20,
-        stalls=frozenset(),
         note="Each row occurs twice in one block and once in another, as repeated examples do.",
     )
 
@@ -194,8 +219,7 @@ def _zero_rows() -> Case:
         matrix=matrix,
         block_rows=10,
         rank=32,
-        stalls=frozenset(),
-        note="Zero rows in every block and one block of nothing else, as from loss gradients that vanish.",
+        note="Zero rows in every block, and one block of zero rows only, as from loss gradients that vanish.",
     )
 
 
@@ -215,7 +239,7 @@ def _nearly_parallel_blocks() -> Case:
 
 def _paper_rate_counterexample() -> Case:
     n, delta = 20, 0.05
-    matrix = torch.zeros(n, n + 10, dtype=torch.float64, device="cpu")  # ten columns more than needed, for a kernel
+    matrix = torch.zeros(n, n + 10, dtype=torch.float64, device="cpu")  # 10 more columns: a null space
     matrix[:, :n].fill_diagonal_(1)
     matrix[-1, : n - 1] = (n - 1) ** -0.5
     matrix[-1, n - 1] = delta
@@ -238,8 +262,7 @@ def _rows_of_very_different_length() -> Case:
         matrix=10**exponent * matrix,
         block_rows=15,
         rank=60,
-        stalls=frozenset(),
-        note="Lengths over six decades, as loss gradients have them; the kernel does not depend on them.",
+        note="Lengths over six decades, as loss gradients have; the null space does not depend on them.",
     )
 
 

@@ -1,0 +1,192 @@
+"""Every public function and class says what it takes and returns, and has an example. Doctests run the examples."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import re
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import nullbayes as nb
+from nullbayes import testing
+
+MODULES: dict[str, ModuleType] = {
+    "nb": nb,
+    "nb.baselines": nb.baselines,
+    "nb.likelihoods": nb.likelihoods,
+    "nb.metrics": nb.metrics,
+    "nb.projectors": nb.projectors,
+    "nb.testing": testing,
+}
+POSTERIOR_METHODS = (
+    "fit", "predict", "functional_variance", "ood_score", "optimize_prior_precision", "tune", "check_fit", "sample",
+    "sampled_parameters", "extend", "prepare", "save",
+)  # fmt: skip
+
+# Names whose docstrings are not complete yet. A name leaves the list when its docstring is: then its test passes, which
+# is reported as a failure as long as the name is here.
+PENDING = {
+    "nb.FitCheck",
+    "nb.FitReport",
+    "nb.LossJacobian",
+    "nb.LossProjectedPosterior",
+    "nb.MatrixFreeRows",
+    "nb.OutputJacobian",
+    "nb.Plan",
+    "nb.ProjectedPosterior",
+    "nb.ProjectedPosterior.check_fit",
+    "nb.ProjectedPosterior.extend",
+    "nb.ProjectedPosterior.fit",
+    "nb.ProjectedPosterior.functional_variance",
+    "nb.ProjectedPosterior.ood_score",
+    "nb.ProjectedPosterior.optimize_prior_precision",
+    "nb.ProjectedPosterior.predict",
+    "nb.ProjectedPosterior.prepare",
+    "nb.ProjectedPosterior.sample",
+    "nb.ProjectedPosterior.sampled_parameters",
+    "nb.ProjectedPosterior.save",
+    "nb.ProjectedPosterior.tune",
+    "nb.Rows",
+    "nb.as_module",
+    "nb.baselines.Baseline",
+    "nb.baselines.BaselineReport",
+    "nb.baselines.DeepEnsemble",
+    "nb.baselines.DiagonalLaplace",
+    "nb.baselines.KroneckerLaplace",
+    "nb.baselines.LanczosLaplace",
+    "nb.baselines.LastLayerLaplace",
+    "nb.baselines.LinearizedLaplace",
+    "nb.baselines.LocalEnsemble",
+    "nb.baselines.MAP",
+    "nb.baselines.SCOD",
+    "nb.baselines.SWAG",
+    "nb.baselines.SketchedLanczos",
+    "nb.evaluation_loader",
+    "nb.load",
+    "nb.plan",
+    "nb.projectors.Alternating",
+    "nb.projectors.ExactDual",
+    "nb.projectors.ExactPrimal",
+    "nb.projectors.Info",
+    "nb.projectors.Iterative",
+    "nb.projectors.Krylov",
+    "nb.projectors.Lanczos",
+    "nb.projectors.Leader",
+    "nb.projectors.Outcome",
+    "nb.projectors.Plan",
+    "nb.projectors.Projection",
+    "nb.projectors.Projector",
+    "nb.projectors.choose",
+    "nb.projectors.least_bytes",
+    "nb.projectors.mean_and_error",
+    "nb.projectors.traces",
+}
+
+
+def public_names() -> dict[str, Any]:
+    """The functions and classes of the library that its public modules give out, and the methods of a posterior."""
+    found = {
+        f"{prefix}.{name}": value
+        for prefix, module in MODULES.items()
+        for name, value in vars(module).items()
+        if not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value))
+        if value.__module__.startswith("nullbayes.") and not value.__module__.startswith("nullbayes.errors")
+    }
+    methods = {f"nb.ProjectedPosterior.{name}": getattr(nb.ProjectedPosterior, name) for name in POSTERIOR_METHODS}
+    return found | methods
+
+
+NAMES = public_names()
+
+
+def sections(text: str) -> dict[str, str]:
+    """The sections of a NumPy docstring by their titles; the text before the first one has the title ""."""
+    parts = re.split(r"(?m)^(\w[\w ]*)\n-+\n", inspect.cleandoc(text))
+    return {"": parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def described(section: str) -> set[str]:
+    """The names that a section describes: those at the start of its lines, before a colon."""
+    heads = re.findall(r"(?m)^(\S[^:\n]*?)(?: :.*)?$", section)
+    return {name.strip().lstrip("*") for head in heads for name in head.split(",")}
+
+
+def parameters(value: Any) -> set[str]:
+    """The names of the arguments, without ``self``."""
+    if inspect.isclass(value) and issubclass(value, enum.Enum):
+        return set()
+    return set(inspect.signature(value).parameters) - {"self", "args", "kwargs"}
+
+
+def returns_something(value: Any) -> bool:
+    return not inspect.isclass(value) and inspect.signature(value).return_annotation not in (None, "None")
+
+
+def missing(name: str, value: Any) -> list[str]:
+    """What the docstring of a name lacks."""
+    found = sections(value.__doc__ or "")
+    inputs = described(found.get("Parameters", "") + found.get("Attributes", ""))
+    wanted = {
+        "a summary that is a sentence": found[""].split("\n\n")[0].rstrip().endswith((".", "`")),
+        f"parameters {sorted(parameters(value) - inputs)}": parameters(value) <= inputs,
+        "what it returns": not returns_something(value) or "Returns" in found or "Yields" in found,
+        "an example": ">>>" in found.get("Examples", "") or name.startswith("nb.ProjectedPosterior."),
+    }
+    return [what for what, there in wanted.items() if not there]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.xfail(strict=True)) if n in PENDING else n for n in sorted(NAMES)],
+)
+def test_public_name_is_documented(name: str) -> None:
+    assert not missing(name, NAMES[name])
+
+
+def test_pending_names_exist() -> None:
+    assert NAMES.keys() >= PENDING
+
+
+def test_what_is_missing_is_found() -> None:
+    def bare(x: int, y: int) -> int:
+        """Do something
+
+        Parameters
+        ----------
+        x : int
+            A number.
+        """
+        return x + y
+
+    def full(x: int, y: int, **z: int) -> int:
+        """Do something.
+
+        Parameters
+        ----------
+        x, y : int
+            Numbers.
+        **z
+            More of them.
+
+        Returns
+        -------
+        int
+            The sum.
+
+        Examples
+        --------
+        >>> 1 + 1
+        2
+        """
+        return x + y + sum(z.values())
+
+    assert missing("bare", bare) == [
+        "a summary that is a sentence",
+        "parameters ['y']",
+        "what it returns",
+        "an example",
+    ]
+    assert missing("full", full) == []
