@@ -36,10 +36,8 @@ from nullbayes.baselines.report import BaselineReport as BaselineReport
 from nullbayes.baselines.scod import SCOD as SCOD
 from nullbayes.baselines.sketched_lanczos import SketchedLanczos as SketchedLanczos
 from nullbayes.baselines.swag import SWAG as SWAG
-from nullbayes.posteriors import KINDS
 
 METHODS: tuple[type[Baseline], ...] = (
     MAP, DiagonalLaplace, LastLayerLaplace, KroneckerLaplace, LinearizedLaplace, LanczosLaplace, SCOD,
     LocalEnsemble, SketchedLanczos, SWAG, DeepEnsemble,
 )  # fmt: skip
-KINDS.update({method.__name__: method for method in METHODS})  # so that nb.load knows them

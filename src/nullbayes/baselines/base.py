@@ -7,7 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Never, Self
+from typing import Any, ClassVar, Never, Self
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors import noise
 from nullbayes.posteriors.arguments import data_and_count
 from nullbayes.posteriors.base import SamplePosterior
+from nullbayes.posteriors.header import REPORT, Fields, count
 from nullbayes.posteriors.numbers import positive
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.resources import Meter, memory_limit_bytes
@@ -70,6 +71,10 @@ class Baseline(SamplePosterior):
     _least_samples = 2
     _report: dict[str, Any] | None = None
     _seed = 0
+    _header_fields: ClassVar[Fields] = {"seed": count}
+    _report_fields: ClassVar[Fields] = {
+        name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
+    }
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -12,6 +12,7 @@ from nullbayes.errors import SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.posteriors.header import Fields, count
 
 _COPIES = 3  # of the vectors, while they are found
 
@@ -26,6 +27,8 @@ class Budgeted(Baseline):
     memory_budget : int
         Numbers that may be held, as a multiple of the number of parameters; the paper takes 300 for all such methods.
     """
+
+    _header_fields: ClassVar[Fields] = {"seed": count, "memory_budget": count}
 
     def __init__(
         self,
