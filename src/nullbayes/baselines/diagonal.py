@@ -8,8 +8,7 @@ from torch import Tensor
 
 from nullbayes.baselines.base import Work
 from nullbayes.baselines.laplace import Laplace
-from nullbayes.linalg.curvature import Curvature, Diagonal
-from nullbayes.linalg.curvature.diagonal import column_squares
+from nullbayes.linalg.curvature import Curvature, Diagonal, column_squares
 
 
 class DiagonalLaplace(Laplace):

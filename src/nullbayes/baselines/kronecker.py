@@ -20,8 +20,7 @@ from nullbayes.baselines.laplace import Laplace
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
-from nullbayes.linalg.curvature import Curvature, Kronecker
-from nullbayes.linalg.curvature.kronecker import Factor, decomposed
+from nullbayes.linalg.curvature import Curvature, Factor, Kronecker, decomposed
 
 _BATCH = 256
 

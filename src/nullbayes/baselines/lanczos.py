@@ -10,8 +10,7 @@ from torch import Tensor
 from nullbayes.baselines.base import Work
 from nullbayes.baselines.budget import Budgeted
 from nullbayes.baselines.laplace import Laplace
-from nullbayes.linalg.curvature import Curvature, LowRank
-from nullbayes.linalg.curvature.low_rank import lanczos_pairs
+from nullbayes.linalg.curvature import Curvature, LowRank, lanczos_pairs
 
 
 class LowRankLaplace(Budgeted, Laplace):

@@ -17,8 +17,7 @@ from torch import Tensor
 from nullbayes.baselines.base import Work
 from nullbayes.baselines.budget import Budgeted
 from nullbayes.baselines.score import ScoreOnly
-from nullbayes.linalg.curvature import LowRank
-from nullbayes.linalg.curvature.low_rank import lanczos_pairs
+from nullbayes.linalg.curvature import LowRank, lanczos_pairs
 from nullbayes.precision import full_precision
 
 

@@ -18,8 +18,7 @@ from nullbayes.baselines.base import Work
 from nullbayes.baselines.lanczos import LowRankLaplace
 from nullbayes.baselines.score import Scored
 from nullbayes.errors import SettingsError
-from nullbayes.linalg.curvature import Curvature
-from nullbayes.linalg.curvature.low_rank import nystrom_pairs
+from nullbayes.linalg.curvature import Curvature, nystrom_pairs
 from nullbayes.predictive import SCORES, Mask
 
 
