@@ -243,10 +243,9 @@ def test_rows_do_not_fit_in_a_file_but_samples_do(tmp_path: Any, monkeypatch: py
     posterior.save(tmp_path / "p")
     loaded = nb.load(tmp_path / "p", copy.deepcopy(model))
     assert torch.equal(loaded.predict(new).samples, posterior.predict(new).samples)
-    loaded.prior_precision = 2.0
     with pytest.raises(NotFittedError, match="Fit a new one"):
-        loaded.predict(new)
-    loaded.prior_precision = 1.0
+        loaded.prior_precision = 2.0
+    assert loaded.prior_precision == 1.0
     assert torch.equal(loaded.predict(new).samples, posterior.predict(new).samples)
 
 

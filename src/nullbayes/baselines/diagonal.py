@@ -2,17 +2,21 @@ r"""Diagonal Laplace: :math:`\mathcal N(\theta, (\operatorname{diag}(A^\top A) +
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from torch import Tensor
-
-from nullbayes.baselines.base import Work
+from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.laplace import Laplace
+from nullbayes.baselines.method import Context
 from nullbayes.linalg.curvature import Curvature, Diagonal, column_squares
 
 
-class DiagonalLaplace(Laplace):
-    """Parameters vary one by one: the cheapest curvature, one pass over the data and one number a parameter.
+class _Diagonal(Laplace):
+    form = Diagonal
+
+    def approximate(self, context: Context) -> Curvature:
+        return Diagonal(column_squares(context.rows))
+
+
+class DiagonalLaplace(Baseline):
+    """Laplace approximation in which parameters vary independently: one pass over the data, one number per parameter.
 
     Parameters
     ----------
@@ -20,8 +24,4 @@ class DiagonalLaplace(Laplace):
         See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
     """
 
-    def _approximate(self, work: Work) -> Curvature:
-        return Diagonal(column_squares(work.rows))
-
-    def _rebuilt(self, tensors: Mapping[str, Tensor]) -> Curvature:
-        return Diagonal(tensors["diagonal"])
+    _method = _Diagonal()

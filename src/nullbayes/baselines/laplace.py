@@ -1,127 +1,78 @@
-r"""The machine behind every Laplace approximation: a curvature, noise, and a prior precision.
+r"""What all Laplace approximations share: a curvature, noise and a prior precision.
 
 Samples are :math:`\theta + \delta` with :math:`\delta \sim \mathcal N(0, (C + \alpha I)^{-1})`. The noise follows from
-the seed and the curvature holds for all :math:`\alpha`, so a new precision costs no new fit. Which curvature is the
-only difference between the methods.
+the seed, and the curvature :math:`C` holds for all :math:`\alpha`, so a new precision needs no new fit. The methods
+differ only in their curvature.
 """
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import ClassVar, TypeVar
 
-import torch
 from torch import Tensor
 
-from nullbayes import priors
-from nullbayes.baselines.base import Baseline, Work
-from nullbayes.errors import NotFittedError
+from nullbayes.baselines.method import Context, Learned, Method
+from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors import noise
 from nullbayes.precision import full_precision
 
+Form = TypeVar("Form", bound=Curvature)
 _PREFIX = "curvature."
 
 
-class Laplace(Baseline):
-    """Samples from a Gaussian with a curvature for its precision; abstract: a subclass says which."""
+class Laplace(Method[Curvature]):
+    """Samples from a Gaussian whose precision is a curvature plus that of the prior; abstract.
 
-    _curvature: Curvature | None = None
-    _drawn_at: float | None = None  # the precision that the directions at hand belong to
+    Attributes
+    ----------
+    form : type
+        The class of the curvature that a file holds.
+    """
+
+    is_laplace = True
+    form: ClassVar[type[Curvature]]
 
     @abstractmethod
-    def _approximate(self, work: Work) -> Curvature:
+    def approximate(self, context: Context) -> Curvature:
         """Return the curvature of the training data."""
 
-    @abstractmethod
-    def _rebuilt(self, tensors: Mapping[str, Tensor]) -> Curvature:
-        """Return the curvature that a file holds the tensors of."""
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._curvature = self._drawn_at = None
-
-    @full_precision()
-    def _learn(self, work: Work) -> tuple[int | None, str]:
-        with work.meter.phase("factors"):
-            self._curvature = self._approximate(work)
-        self._directions = torch.empty(work.n_samples, 0)
-        with work.meter.phase("samples"):
-            _ = self.directions
-        return self._curvature.rank, self._form(self._curvature)
-
-    def _form(self, curvature: Curvature) -> str:
+    def describe(self, curvature: Curvature) -> str:
+        """Return the form of the curvature in a few words, for the report."""
         return f"{type(curvature).__name__.lower()} curvature"
 
-    @property
-    def directions(self) -> Tensor:
-        """The deviations of the samples (S, P) at the precision in use, times its root."""
-        held = super().directions
-        alpha = self.prior_precision
-        if self._drawn_at != alpha:
-            curvature = self.curvature
-            drawn = noise.normal(self._network, self._seed, 0, len(held), curvature.noise_size)
-            with full_precision():
-                deviations = curvature.sample(drawn.to(self._network.device), alpha)
-            self._directions, self._drawn_at = deviations * math.sqrt(alpha), alpha
-        return super().directions
-
-    @property
-    def curvature(self) -> Curvature:
-        """The curvature, in the method's form; ``curvature.log_determinant`` and ``curvature.variance`` take α."""
-        if self._curvature is None:
-            msg = (
-                "No file or copy holds this curvature, which was too large or had rows of its own: it predicts at the "
-                f"prior precision {self._drawn_at:g} that it was made with. Fit a new one for another."
-                if self._drawn_at is not None
-                else f"{type(self).__name__} has no curvature yet: call fit(loader) first."
-            )
-            raise NotFittedError(msg)
-        return self._curvature
-
     @full_precision()
-    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)
-        r"""Return the variance of the linearized outputs.
+    def fit(self, context: Context) -> Learned[Curvature]:
+        """Compute the curvature."""
+        with context.meter.phase("factors"):
+            curvature = self.approximate(context)
+        return Learned(curvature, curvature.rank, self.describe(curvature))
 
-        Parameters
-        ----------
-        x : as for ``predict``
-            The inputs.
-        exact : bool
-            :math:`J(x) (C + \alpha I)^{-1} J(x)^\top` itself, without Monte Carlo error.
-        """
-        if not exact:
-            return super().functional_variance(x)
-        curvature = self.curvature
-        variances = [
-            curvature.variance(rows.flatten(0, 1), self.prior_precision).view(-1, *self._network.output_shape(piece))
-            for piece, rows in self._row_pieces(x)
-        ]
-        return torch.cat(variances)
+    def deviations(self, state: Curvature, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:
+        """Draw from the Gaussian."""
+        drawn = noise.normal(network, seed, 0, n_samples, state.noise_size)
+        return state.sample(drawn.to(network.device), alpha)
 
-    def _maximize_evidence(self) -> float:
-        values, weights = self.curvature.spectrum()
-        return priors.best_evidence(values, weights, self._theta_squared())
+    def tensors(self, state: Curvature) -> dict[str, Tensor]:
+        """Return those of the curvature."""
+        return {_PREFIX + name: tensor for name, tensor in state.tensors().items()}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out a curvature whose rows are formed again from the training data, as a file does."""
-        if not isinstance(getattr(self._curvature, "rows", None), JacobianRows):
-            return super().__getstate__()
-        _ = self.directions  # at the precision in use
-        return {**super().__getstate__(), "_curvature": None}
+    def restored(self, tensors: Mapping[str, Tensor], network: Network, seed: int) -> Curvature | None:
+        """Build the curvature, unless it was too large for the file."""
+        held = {name.removeprefix(_PREFIX): t for name, t in tensors.items() if name.startswith(_PREFIX)}
+        return fitting(self.form.of(held), network) if held else None
 
-    def _tensors(self) -> dict[str, Tensor]:
-        held = {} if self._curvature is None else self._curvature.tensors()
-        return {_PREFIX + name: tensor for name, tensor in held.items()}
+    def copied(self, state: Curvature) -> Curvature | None:
+        """Leave out a curvature whose rows are formed from the training data, as a file does."""
+        return None if isinstance(state.rows, JacobianRows) else state
 
-    def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
-        self._drawn_at = self.prior_precision
-        held = {n.removeprefix(_PREFIX): t for n, t in tensors.items() if n.startswith(_PREFIX)}
-        if held:
-            self._curvature = self._rebuilt(held)
-            if self._curvature.n_columns != self._network.n_parameters:
-                msg = f"a curvature of {self._curvature.n_columns} columns"
-                raise ValueError(msg)
+
+def fitting(curvature: Form, network: Network) -> Form:
+    """Return a curvature from a file, or refuse one that is not over the parameters of the network."""
+    if curvature.n_columns != network.n_parameters:
+        msg = f"vectors of {curvature.n_columns} numbers"
+        raise ValueError(msg)
+    return curvature

@@ -1,4 +1,4 @@
-r"""Last-layer Laplace: the columns of the last linear layer, with all their correlations."""
+"""Last-layer Laplace: the parameters of the last linear layer, with all their correlations."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from typing import Any
 
 from torch import nn
 
-from nullbayes.baselines.linearized import LinearizedLaplace
+from nullbayes.baselines.base import Baseline
+from nullbayes.baselines.linearized import FullCovariance
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.batches import BatchFn
-from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.jacobians import OutputJacobian
-from nullbayes.jacobian.network import Network, OutputFn, Selection
-from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.jacobian.network import Network
 
 
-class LastLayerLaplace(LinearizedLaplace):
-    """Only the last layer varies (Daxberger et al. 2021).
+class _LastLayer(FullCovariance):
+    def parameters(self, network: Network, x: Any) -> Network:
+        return Network(network.model, last_linear(network, x), network.output_fn)
+
+
+class LastLayerLaplace(Baseline):
+    """Laplace approximation in which only the last layer varies (Daxberger et al. 2021).
 
     Parameters
     ----------
@@ -26,27 +28,7 @@ class LastLayerLaplace(LinearizedLaplace):
         Which parameters make up the last layer; by default those of the ``nn.Linear`` that the network calls last.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: str | Likelihood | LossFn = "classification",
-        *,
-        parameters: Selection = None,
-        prior_precision: float = 1.0,
-        batch_fn: BatchFn | None = None,
-        output_fn: OutputFn | None = None,
-    ) -> None:
-        super().__init__(
-            model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn,
-            output_fn=output_fn,
-        )  # fmt: skip
-        self._search = parameters is None
-
-    def _open_rows(self, examples: Examples) -> OutputJacobian:
-        if self._search:
-            names = last_linear(self._network, examples.read(0, 1)[0])
-            self._network = Network(self._network.model, names, self._network.output_fn)
-        return super()._open_rows(examples)
+    _method = _LastLayer()
 
 
 def last_linear(network: Network, x: Any) -> list[str]:

@@ -1,10 +1,15 @@
-"""What the fit of a baseline took."""
+"""What the fit of a baseline measured."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
 from typing import Any
+
+from nullbayes.posteriors.header import REPORT, Fields, count
+
+HEADER: Fields = {"seed": count, "settings": lambda value: isinstance(value, dict)}
+MEASURED: Fields = {name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")}
 
 
 @dataclass(frozen=True)
@@ -16,15 +21,15 @@ class BaselineReport:
     method, reason : str
         What was fitted, and in which form.
     n_data, n_parameters, n_samples : int
-        The problem; ``n_data`` counts the examples that were seen.
+        The size of the problem; ``n_data`` counts the examples that were read.
     rank : int or None
-        Of what was found of the curvature, or of the spread of the iterates; None where there is none.
+        The rank of the curvature that was found, or of the deviations of the iterates; None where there is none.
     prior_precision : float or None
-        In use now; None where the method has no prior.
+        The prior precision in use; None where the method has no prior.
     seconds : dict
-        By phase.
+        The time of each phase.
     peak_memory : int or None
-        In bytes.
+        In bytes; None where the system does not tell.
     """
 
     method: str
