@@ -22,16 +22,16 @@ r"""Baselines: the methods that the paper compares with, used in the same way as
 """
 
 from nullbayes.baselines.base import Baseline as Baseline
-from nullbayes.baselines.deep_ensemble import DeepEnsemble as DeepEnsemble
-from nullbayes.baselines.diagonal import DiagonalLaplace as DiagonalLaplace
 from nullbayes.baselines.kronecker import KroneckerLaplace as KroneckerLaplace
-from nullbayes.baselines.lanczos import LanczosLaplace as LanczosLaplace
-from nullbayes.baselines.last_layer import LastLayerLaplace as LastLayerLaplace
-from nullbayes.baselines.linearized import LinearizedLaplace as LinearizedLaplace
+from nullbayes.baselines.laplace import DiagonalLaplace as DiagonalLaplace
+from nullbayes.baselines.laplace import LanczosLaplace as LanczosLaplace
+from nullbayes.baselines.laplace import LastLayerLaplace as LastLayerLaplace
+from nullbayes.baselines.laplace import LinearizedLaplace as LinearizedLaplace
 from nullbayes.baselines.local_ensemble import LocalEnsemble as LocalEnsemble
+from nullbayes.baselines.local_ensemble import SketchedLanczos as SketchedLanczos
 from nullbayes.baselines.map_estimate import MAP as MAP
+from nullbayes.baselines.members import DeepEnsemble as DeepEnsemble
+from nullbayes.baselines.method import BaselineReport as BaselineReport
 from nullbayes.baselines.method import Method as Method
-from nullbayes.baselines.report import BaselineReport as BaselineReport
 from nullbayes.baselines.scod import SCOD as SCOD
-from nullbayes.baselines.sketched_lanczos import SketchedLanczos as SketchedLanczos
 from nullbayes.baselines.swag import SWAG as SWAG

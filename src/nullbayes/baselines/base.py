@@ -6,14 +6,13 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Never, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Never, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from nullbayes.baselines.fitting import Fitted, Learn, check_data, draw, run_fit
-from nullbayes.baselines.method import Method, Question, rows_at
-from nullbayes.baselines.report import HEADER, MEASURED, BaselineReport
+from nullbayes.baselines.fitting import Fitted, Learn, draw, run_fit
+from nullbayes.baselines.method import BaselineReport, Method, Question, rows_at
 from nullbayes.baselines.tuning import best_by_evidence, best_by_likelihood, check_how, check_prior
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn, is_array
@@ -21,6 +20,7 @@ from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors.base import SamplePosterior
+from nullbayes.posteriors.header import REPORT, Fields, count
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Prediction, default_link, joined, stream
 
@@ -63,8 +63,10 @@ class Baseline(SamplePosterior):
         Takes the outputs out of what the model returns; by default its only tensor, or that called "logits".
     """
 
-    _header_fields = HEADER
-    _report_fields = MEASURED
+    _header_fields: ClassVar[Fields] = {"seed": count, "settings": lambda value: isinstance(value, dict)}
+    _report_fields: ClassVar[Fields] = {
+        name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
+    }
 
     @property
     @abstractmethod
@@ -129,24 +131,12 @@ class Baseline(SamplePosterior):
         return self._fit(self._method.fit, loader, targets, n_samples, **options)
 
     def _fit(self, learn: Learn, loader: Any, targets: Any, n_samples: int, **options: Unpack[FitOptions]) -> Self:
-        """Fit with what ``learn`` returns."""
-        name, method = type(self).__name__, self._method
-        data, n_samples = check_data(name, method, loader, targets, n_samples)
         self._network.check_unchanged()
         self._likelihood, self._directions, self._fitted = self._asked, None, None  # a fit that fails leaves nothing
-        self._fitted, self._network, self._likelihood, self._directions = run_fit(
-            name,
-            method,
-            learn,
-            self._network,
-            self._likelihood,
-            self._batch_fn,
-            data,
-            n_samples,
-            alpha=self.prior_precision,
-            choose_parameters=not self._parameters_chosen,
-            **options,
-        )
+        data, choose = (loader, targets, n_samples), not self._parameters_chosen
+        fitted, rows, directions = run_fit(self, self._method, learn, data, choose_parameters=choose, **options)
+        self._network, self._likelihood = rows.network, rows.likelihood
+        self._directions, self._fitted = directions, fitted
         return self
 
     def _need_fit(self) -> Fitted:
@@ -188,17 +178,12 @@ class Baseline(SamplePosterior):
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
-    def _question(self, x: Any, directions: Tensor, alpha: float, pred_type: str | None, mask: Mask = None) -> Question:
-        return Question(
-            x=x,
-            network=self._network,
-            likelihood=self._likelihood,
-            batch_fn=self._batch_fn,
-            directions=directions,
-            alpha=alpha,
-            pred_type=pred_type or self._method.pred_type,
-            mask=mask,
-        )
+    def _question(self, x: Any, directions: Tensor | None = None, alpha: float | None = None, **asked: Any) -> Question:
+        """Return a question about inputs; about all samples at the precision in use, unless others are given."""
+        directions = self.directions if directions is None else directions
+        asked["pred_type"] = asked.get("pred_type") or self._method.pred_type
+        own = self._network, self._likelihood, self._batch_fn
+        return Question(x, *own, directions, alpha or self.prior_precision, **asked)
 
     def _need_samples(self) -> None:
         """Refuse predictions of a method that is only a score."""
@@ -230,8 +215,8 @@ class Baseline(SamplePosterior):
         if n_samples == 1 and self._fewest > 1:
             msg = "n_samples must be at least 2 to speak of a variance, not 1; sample(1) gives the parameters of one."
             raise SettingsError(msg)
-        question = self._question(x, self._first(n_samples), self.prior_precision, pred_type, mask)
-        return self._method.predict(self._need_fit().state, dataclasses.replace(question, link=link_approx))
+        question = self._question(x, self._first(n_samples), pred_type=pred_type, link=link_approx, mask=mask)
+        return self._method.predict(self._need_fit().state, question)
 
     __call__ = predict
 
@@ -270,12 +255,11 @@ class Baseline(SamplePosterior):
         method, state = self._method, self._state()
         if per != "input" or not (mask is None or (isinstance(mask, str) and mask == "all")):
             msg = (
-                f'The score "{method.row_score}" is of all outputs of an input: it has no positions and takes no mask.'
+                f'The score "{method.row_score}" is of all outputs of an input: it takes no mask and no per="position".'
             )
             raise SettingsError(msg)
         self._network.check_unchanged()
-        question = self._question(x, self.directions, self.prior_precision, None)
-        return torch.cat([method.score_rows(state, rows, part) for part, rows in rows_at(question)])
+        return torch.cat([method.score_rows(state, rows, part) for part, rows in rows_at(self._question(x))])
 
     @full_precision()
     def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)
@@ -298,7 +282,7 @@ class Baseline(SamplePosterior):
         self._network.check_unchanged()
         parts = [
             curvature.variance(rows.flatten(0, 1), alpha).view(-1, *self._network.output_shape(part.x))
-            for part, rows in rows_at(self._question(x, self.directions, alpha, None))
+            for part, rows in rows_at(self._question(x))
         ]
         return torch.cat(parts)
 
@@ -360,7 +344,7 @@ class Baseline(SamplePosterior):
         state = self._need_fit().state
 
         def predict(x: Any, alpha: float) -> Prediction:
-            return self._method.predict(state, self._question(x, self._drawn(alpha), alpha, pred_type))
+            return self._method.predict(state, self._question(x, self._drawn(alpha), alpha, pred_type=pred_type))
 
         how = check_how(type(self).__name__, self._method, loader, method)
         if how == "marglik":
@@ -396,13 +380,17 @@ class Baseline(SamplePosterior):
     def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         network, seed = self._network, header["seed"]
         try:
-            self._method = self._method.with_settings(header["settings"])  # type: ignore[misc]  # an attribute below
+            method = dataclasses.replace(self._method, **header["settings"])
+            if dataclasses.asdict(method) != header["settings"]:
+                msg = f"other settings, {header['settings']}"
+                raise ValueError(msg)
             here = {name: tensor.to(network.device) for name, tensor in tensors.items()}
-            state = self._method.restored(here, network, seed)
+            state = method.restored(here, network, seed)
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             msg = (
                 f"The file's tensors are not those of a {type(self).__name__} of this model: it was altered, "
                 f"fit and save again ({type(error).__name__}: {error})."
             )
             raise FileError(msg) from error
+        self._method = method  # type: ignore[misc]  # subclasses have an attribute, no property
         self._fitted = Fitted(state, seed, dict(header["report"]))

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from nullbayes.baselines.method import Context, Learned, Method
 from nullbayes.errors import LikelihoodError, SettingsError
-from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import Network
-from nullbayes.likelihoods import Likelihood
 from nullbayes.posteriors import noise
 from nullbayes.posteriors.arguments import data_and_count
+from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.resources import Meter, memory_limit_bytes
 from nullbayes.precision import full_precision
@@ -35,37 +34,28 @@ class Fitted:
     measured: Mapping[str, Any]  # for the report
 
 
-def check_data(name: str, method: Method[Any], loader: Any, targets: Any, n_samples: Any) -> tuple[Any, int]:
-    """Return the data and the number of samples of a call of ``fit``, or refuse fewer samples than a method needs."""
-    data, n_samples = data_and_count(loader, targets, n_samples)
-    if n_samples < method.least_samples:
-        msg = f"n_samples must be at least {method.least_samples} for {name}, not {n_samples}."
-        raise SettingsError(msg)
-    return data, n_samples
-
-
 def run_fit(
-    name: str,
+    posterior: SamplePosterior,
     method: Method[Any],
     learn: Learn,
-    network: Network,
-    likelihood: Likelihood,
-    batch_fn: BatchFn | None,
-    loader: Any,
-    n_samples: int,
+    data: tuple[Any, Any, Any],  # loader, targets, number of samples
     *,
-    alpha: float,
     choose_parameters: bool,
     generator: torch.Generator | None = None,
     memory_limit: int | str | None = None,
     progress: bool = True,
-) -> tuple[Fitted, Network, Likelihood, Tensor]:
-    """Return what was learned, the network with the parameters that vary, the filled-in likelihood, the directions."""
+) -> tuple[Fitted, OutputJacobian, Tensor]:
+    """Return what was learned, the rows that it was learned from, and the directions at the precision in use."""
+    name, network, likelihood = type(posterior).__name__, posterior._network, posterior._likelihood
+    loader, n_samples = data_and_count(*data)
+    if n_samples < (least := max(1, posterior._fewest)):
+        msg = f"n_samples must be at least {least} for {name}, not {n_samples}."
+        raise SettingsError(msg)
     available = memory_limit_bytes(memory_limit, network.device)
     with Progress(show=progress) as bar:
         meter = Meter(network.device, bar.phase)
         with meter.phase("data"), full_precision():
-            examples = Examples(loader, batch_fn, network.device, dtype=network.dtype)
+            examples = Examples(loader, posterior._batch_fn, network.device, dtype=network.dtype)
             if choose_parameters:
                 network = method.parameters(network, examples.read(0, 1)[0])
             if method.hessian and likelihood.name == "custom":
@@ -77,9 +67,10 @@ def run_fit(
             rows = OutputJacobian(network, examples, likelihood, hessian=method.hessian)
         rows.working_bytes = min(rows.working_bytes, available // 8)
         seed = noise.draw_seed(generator)
-        learned = learn(Context(name, rows, n_samples, seed, available, meter))
+        with meter.phase("learning"):
+            learned = learn(Context(name, rows, n_samples, seed, available))
         with meter.phase("samples"):
-            directions = draw(method, learned.state, network, seed, n_samples, alpha)
+            directions = draw(method, learned.state, network, seed, n_samples, posterior.prior_precision)
     measured = {
         "reason": learned.reason,
         "n_data": len(examples),
@@ -87,7 +78,7 @@ def run_fit(
         "seconds": dict(meter.seconds),
         "peak_memory": meter.peak(),
     }
-    return Fitted(learned.state, seed, measured), network, rows.likelihood, directions
+    return Fitted(learned.state, seed, measured), rows, directions
 
 
 @full_precision()

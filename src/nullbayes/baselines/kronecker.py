@@ -37,10 +37,8 @@ class _Kronecker(Laplace):
 class KroneckerLaplace(Baseline):
     """Laplace approximation with Kronecker factors of each layer, for linear and two-dimensional convolution layers.
 
-    Parameters
-    ----------
-    model, likelihood, parameters, prior_precision, batch_fn, output_fn
-        See :class:`Baseline <nullbayes.baselines.base.Baseline>`; ``parameters`` can leave out layers of other kinds.
+    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`; ``parameters`` can leave out layers
+    of other kinds.
     """
 
     _method = _Kronecker()

@@ -1,55 +1,65 @@
-r"""What all Laplace approximations share: a curvature, noise and a prior precision.
+r"""Laplace approximations: a curvature, noise and a prior precision.
 
 Samples are :math:`\theta + \delta` with :math:`\delta \sim \mathcal N(0, (C + \alpha I)^{-1})`. The noise follows from
 the seed, and the curvature :math:`C` holds for all :math:`\alpha`, so a new precision needs no new fit. The methods
-differ only in their curvature.
+differ only in their curvature, a form of the Gauss-Newton matrix :math:`A^\top A` of the training data.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from nullbayes.baselines.method import Context, Learned, Method
+from nullbayes.baselines.base import Baseline, LikelihoodLike, Options
+from nullbayes.baselines.method import Context, Learned, Method, check_counts
+from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows
-from nullbayes.linalg.curvature import Curvature
+from nullbayes.linalg.curvature import (
+    Curvature,
+    Diagonal,
+    Dual,
+    LowRank,
+    MatrixFree,
+    Primal,
+    column_squares,
+    lanczos_pairs,
+)
+from nullbayes.linalg.normal import normal_bytes, normal_matrix
 from nullbayes.posteriors import noise
 from nullbayes.precision import full_precision
 
-Form = TypeVar("Form", bound=Curvature)
 _PREFIX = "curvature."
+_FACTORED = {"cpu": 8_000, "cuda": 60_000}  # columns or rows whose matrix is factored within minutes
+_SMALL = 2048  # columns whose matrix is taken even where rows are fewer: it needs no rows later, and fits in a file
+_PRECONDITIONED = 200  # eigenpairs
+_REASONS: Mapping[type[Curvature], str] = {
+    Primal: "all parameters, factored",
+    Dual: "all rows, factored",
+    MatrixFree: "conjugate gradients",
+}
 
 
 class Laplace(Method[Curvature]):
-    """Samples from a Gaussian whose precision is a curvature plus that of the prior; abstract.
-
-    Attributes
-    ----------
-    form : type
-        The class of the curvature that a file holds.
-    """
+    """Samples from a Gaussian whose precision is a curvature plus that of the prior; abstract."""
 
     is_laplace = True
-    form: ClassVar[type[Curvature]]
+    form: ClassVar[type[Curvature]]  # that a file may hold
 
     @abstractmethod
     def approximate(self, context: Context) -> Curvature:
         """Return the curvature of the training data."""
 
-    def describe(self, curvature: Curvature) -> str:
-        """Return the form of the curvature in a few words, for the report."""
-        return f"{type(curvature).__name__.lower()} curvature"
-
     @full_precision()
     def fit(self, context: Context) -> Learned[Curvature]:
         """Compute the curvature."""
-        with context.meter.phase("factors"):
-            curvature = self.approximate(context)
-        return Learned(curvature, curvature.rank, self.describe(curvature))
+        curvature = self.approximate(context)
+        reason = _REASONS.get(type(curvature), f"{type(curvature).__name__.lower()} curvature")
+        return Learned(curvature, curvature.rank, reason)
 
     def deviations(self, state: Curvature, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:
         """Draw from the Gaussian."""
@@ -57,22 +67,137 @@ class Laplace(Method[Curvature]):
         return state.sample(drawn.to(network.device), alpha)
 
     def tensors(self, state: Curvature) -> dict[str, Tensor]:
-        """Return those of the curvature."""
+        """Return the tensors of the curvature."""
         return {_PREFIX + name: tensor for name, tensor in state.tensors().items()}
 
     def restored(self, tensors: Mapping[str, Tensor], network: Network, seed: int) -> Curvature | None:
         """Build the curvature, unless it was too large for the file."""
         held = {name.removeprefix(_PREFIX): t for name, t in tensors.items() if name.startswith(_PREFIX)}
-        return fitting(self.form.of(held), network) if held else None
+        curvature = self.form.of(held) if held else None
+        if curvature is not None and curvature.n_columns != network.n_parameters:
+            msg = f"a curvature over {curvature.n_columns} parameters"
+            raise ValueError(msg)
+        return curvature
 
     def copied(self, state: Curvature) -> Curvature | None:
         """Leave out a curvature whose rows are formed from the training data, as a file does."""
         return None if isinstance(state.rows, JacobianRows) else state
 
 
-def fitting(curvature: Form, network: Network) -> Form:
-    """Return a curvature from a file, or refuse one that is not over the parameters of the network."""
-    if curvature.n_columns != network.n_parameters:
-        msg = f"vectors of {curvature.n_columns} numbers"
-        raise ValueError(msg)
-    return curvature
+class _Diagonal(Laplace):
+    form = Diagonal
+
+    def approximate(self, context: Context) -> Curvature:
+        return Diagonal(column_squares(context.rows))
+
+
+class DiagonalLaplace(Baseline):
+    """Laplace approximation in which parameters vary independently: one pass over the data, one number per parameter.
+
+    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    """
+
+    _method = _Diagonal()
+
+
+class _Full(Laplace):
+    form = Primal
+
+    def approximate(self, context: Context) -> Curvature:
+        rows, most = context.rows, _FACTORED.get(context.rows.device.type, 8_000)
+        side = rows.n_columns if rows.n_columns <= _SMALL else min(rows.n_rows, rows.n_columns)
+        factored = side <= most and 16 * side**2 + normal_bytes(side, rows.device) <= context.available // 2
+        if factored and rows.n_columns == side:
+            return Primal(normal_matrix(rows))
+        if factored:
+            return Dual(context.held(context.available // 4))
+        vectors = 4 * (context.n_samples + _PRECONDITIONED) * rows.n_columns * rows.dtype.itemsize
+        if vectors > context.available:
+            msg = (
+                f"Samples of {rows.n_columns:,} parameters with a preconditioner take {vectors / 2**20:,.0f} MiB, more "
+                f"than the memory limit of {context.available / 2**20:,.0f} MiB: raise memory_limit, or use "
+                "nb.baselines.LastLayerLaplace or DiagonalLaplace."
+            )
+            raise SettingsError(msg)
+        return MatrixFree(context.held(context.available - vectors), _PRECONDITIONED, context.generator())
+
+
+class LinearizedLaplace(Baseline):
+    """Full-covariance Laplace (Immer et al. 2021), exact where a matrix of rows or of columns fits in memory.
+
+    Where neither fits, conjugate gradients compute the samples. It takes the parameters of
+    :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    """
+
+    _method = _Full()
+
+
+class _LastLayer(_Full):
+    def parameters(self, network: Network, x: Any) -> Network:
+        called: list[nn.Module] = []
+        layers = [layer for layer in network.module.modules() if isinstance(layer, nn.Linear)]
+        with network.lock:
+            hooks = [layer.register_forward_hook(lambda layer, *_: called.append(layer)) for layer in layers]
+            try:
+                network.outputs(x)
+            finally:
+                for hook in hooks:
+                    hook.remove()
+        if not called:
+            msg = (
+                "The network calls no nn.Linear, so its last layer is not known: name its parameters, parameters=[...]."
+            )
+            raise ModelError(msg)
+        last = {id(parameter) for parameter in called[-1].parameters()}
+        names = [name for name, parameter in network.module.named_parameters() if id(parameter) in last]
+        return Network(network.model, names, network.output_fn)
+
+
+class LastLayerLaplace(Baseline):
+    """Full-covariance Laplace in which only the last layer varies (Daxberger et al. 2021).
+
+    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`. By default the ``parameters`` that
+    vary are those of the ``nn.Linear`` that the network calls last.
+    """
+
+    _method = _LastLayer()
+
+
+@dataclass(frozen=True)
+class _Lanczos(Laplace):
+    memory_budget: int = 300
+
+    form = LowRank
+
+    def __post_init__(self) -> None:
+        check_counts(vars(self))
+
+    def approximate(self, context: Context) -> Curvature:
+        rank = context.vectors(self.memory_budget)
+        return lanczos_pairs(context.held(context.available // 4), rank, context.generator())
+
+
+class LanczosLaplace(Baseline):
+    """Linearized Laplace on the largest eigenpairs, the paper's LLA: as many as the Lanczos process finds in a budget.
+
+    Parameters
+    ----------
+    model, likelihood, parameters, prior_precision, batch_fn, output_fn
+        See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    memory_budget : int
+        How many numbers may be held, as a multiple of the number of parameters. The paper takes 300 for all methods
+        with such a budget.
+    """
+
+    _method = _Lanczos()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: LikelihoodLike = "classification",
+        *,
+        memory_budget: int = 300,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(model, likelihood, **options)
+        self._method = _Lanczos(int(memory_budget))

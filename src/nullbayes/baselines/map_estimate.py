@@ -13,23 +13,17 @@ from nullbayes.likelihoods import Classification, Likelihood
 from nullbayes.predictive import LINKS, PRED_TYPES, Masks, Prediction, joined, pooled, stream
 
 
-class MapEstimate(Method[None]):
-    """One sample, which is the network itself."""
-
+class _Network(Method[None]):
     hessian = has_prior = False
-    least_samples = 1
     scores = ("max_softmax", "max_logit", "entropy")
 
     def fit(self, context: Context) -> Learned[None]:
-        """Learn nothing."""
         return Learned(None, None, "the network itself, one sample")
 
     def deviations(self, state: None, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:
-        """Return the deviation zero."""
         return torch.zeros_like(network.theta)[None]
 
     def predict(self, state: None, question: Question) -> Prediction:
-        """Predict as the network does, with zero variance."""
         if question.pred_type not in PRED_TYPES:
             msg = f"pred_type must be one of {', '.join(PRED_TYPES)}, not {question.pred_type!r}."
             raise SettingsError(msg)
@@ -52,7 +46,6 @@ class MapEstimate(Method[None]):
         )
 
     def score(self, prediction: Prediction, likelihood: Likelihood, kind: str, per: str) -> Tensor | None:
-        """Return how unsure the network itself is."""
         probs = prediction.probs
         if probs is None:
             msg = f"kind={kind!r} needs logits, which a {likelihood.name} likelihood has not: MAP has no score."
@@ -76,13 +69,9 @@ class MAP(Baseline):
     """The trained network, without any variance.
 
     The scores are "max_softmax" (one minus the largest probability; for several labels or positions, the mean over
-    them), "max_logit" (minus the largest logit) and "entropy".
-
-    Parameters
-    ----------
-    model, likelihood, parameters, batch_fn, output_fn
-        See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    them), "max_logit" (minus the largest logit) and "entropy". It takes the parameters of
+    :class:`Baseline <nullbayes.baselines.base.Baseline>`, but has no prior precision.
     """
 
-    _method = MapEstimate()
+    _method = _Network()
     _fewest = 1

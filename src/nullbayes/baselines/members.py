@@ -1,18 +1,21 @@
-"""Methods whose samples are whole networks: other parameters, and other running statistics."""
+"""Methods whose samples are whole networks, with their own parameters and running statistics; deep ensembles."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nullbayes.baselines.base import Baseline, FitOptions
 from nullbayes.baselines.method import Context, Learned, Method, Question
 from nullbayes.errors import ModelError, SettingsError
-from nullbayes.jacobian.batches import n_examples
+from nullbayes.jacobian.batches import n_examples, to_device
+from nullbayes.jacobian.modules import unwrapped
 from nullbayes.jacobian.network import Network
 from nullbayes.predictive import Masks, Prediction, default_link, joined, stream, summarize
 
@@ -105,3 +108,49 @@ def stacked(network: Network, states: Sequence[Mapping[str, Tensor]], source: An
             raise ModelError(msg)
     place = network.device
     return States({name: torch.stack([state[name].detach().to(place) for state in states]) for name in own}, source)
+
+
+class _Trained(Members):
+    needs = "call fit(loader, n_samples, train=lambda seed: a trained network)."
+
+
+class DeepEnsemble(Baseline):
+    """Networks trained from different starts (Lakshminarayanan, Pritzel and Blundell 2017), whose mean predicts.
+
+    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`, but has no prior precision. The
+    model gives the structure of the members and is what ``check_fit`` compares with; it is not a member itself.
+    """
+
+    _method = _Trained()
+
+    def fit(
+        self,
+        loader: Any,
+        targets: Any = None,
+        n_samples: int = 30,
+        *,
+        train: Callable[[int], nn.Module] | None = None,
+        **options: Unpack[FitOptions],
+    ) -> Self:
+        """Train the members.
+
+        Parameters
+        ----------
+        loader, targets, n_samples, generator, memory_limit, progress
+            See :meth:`Baseline.fit`; the data are checked against the likelihood, and ``train`` brings its own.
+        train : callable (seed) -> nn.Module
+            Returns a network of the model's structure, newly trained with that seed.
+        """
+        learn = self._method.fit if train is None else functools.partial(_train, train)
+        return self._fit(learn, loader, targets, n_samples, **options)
+
+
+def _train(train: Callable[[int], nn.Module], context: Context) -> Learned[States]:
+    states = []
+    for i in range(context.n_samples):
+        member = train((context.seed + i) % 2**32)
+        if not isinstance(member, nn.Module):
+            msg = f"train(seed) must return a trained nn.Module, not {type(member).__name__}."
+            raise ModelError(msg)
+        states.append(to_device(dict(unwrapped(member).state_dict()), context.network.device))
+    return Learned(stacked(context.network, states), None, "networks trained from different starts")

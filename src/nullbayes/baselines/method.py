@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import output_rows
 from nullbayes.likelihoods import Likelihood
 from nullbayes.linalg.rows import Rows
-from nullbayes.posteriors.resources import Meter
 from nullbayes.predictive import SCORES, Mask, Prediction, predict, stream
 
 State = TypeVar("State")
@@ -36,7 +35,6 @@ class Context:
     n_samples: int  # that the user asked for
     seed: int  # that the samples follow from
     available: int  # bytes of memory that the method may use
-    meter: Meter  # takes the time of named phases
 
     @property
     def network(self) -> Network:
@@ -103,7 +101,6 @@ class Method(ABC, Generic[State]):
     hessian: ClassVar[bool] = True  # scale the rows of the fit by a root of the likelihood's Hessian
     has_prior: ClassVar[bool] = True  # deviations depend on the prior precision
     is_laplace: ClassVar[bool] = False  # the state is a curvature, deviations are samples of its Gaussian
-    least_samples: ClassVar[int] = 2  # that a fit may be asked for
     pred_type: ClassVar[str] = "linearized"  # the default
     scores: ClassVar[tuple[str, ...]] = SCORES  # names; the first is the default
     row_score: ClassVar[str | None] = None  # the one that score_rows computes
@@ -149,24 +146,14 @@ class Method(ABC, Generic[State]):
         """Return the state that a copy of the posterior takes along; None where it must stay behind."""
         return state
 
-    def with_settings(self, settings: Mapping[str, Any]) -> Self:
-        """Return the same method with the settings of a file."""
-        if settings.keys() != {field.name for field in dataclasses.fields(self)}:
-            msg = f"other settings: {', '.join(map(str, settings))}"
-            raise ValueError(msg)
-        return dataclasses.replace(self, **settings)
 
-
-def check_count(name: str, value: int, meaning: str = "") -> None:
-    """Refuse a setting that is not a whole number of at least one."""
-    if type(value) is not int or value < 1:
-        msg = f"{name} must be at least 1{meaning}, not {value}."
-        raise SettingsError(msg)
-
-
-def check_budget(value: int) -> None:
-    """Refuse a memory budget that is not a whole number of at least one."""
-    check_count("memory_budget", value, ", one vector of the size of the parameters")
+def check_counts(settings: Mapping[str, int | None]) -> None:
+    """Refuse settings that are neither left out nor whole numbers of at least one."""
+    for name, value in settings.items():
+        if value is not None and (type(value) is not int or value < 1):
+            what = ", one vector of the size of the parameters" if name == "memory_budget" else ""
+            msg = f"{name} must be at least 1{what}, not {value}."
+            raise SettingsError(msg)
 
 
 def rows_at(question: Question) -> Iterator[tuple[Question, Tensor]]:  # rows (n, O, P)
@@ -179,3 +166,53 @@ def rows_at(question: Question) -> Iterator[tuple[Question, Tensor]]:  # rows (n
         for start in range(0, n_examples(piece), step):
             part = take_examples(piece, start, start + step)
             yield dataclasses.replace(question, x=part), output_rows(network, part).flatten(1, -2)
+
+
+@dataclass(frozen=True)
+class BaselineReport:
+    """How a fit went; prints as a short table.
+
+    Attributes
+    ----------
+    method, reason : str
+        What was fitted, and in which form.
+    n_data, n_parameters, n_samples : int
+        The size of the problem; ``n_data`` counts the examples that were read.
+    rank : int or None
+        The rank of the curvature that was found, or of the deviations of the iterates; None where there is none.
+    prior_precision : float or None
+        The prior precision in use; None where the method has no prior.
+    seconds : dict
+        The time of each phase.
+    peak_memory : int or None
+        In bytes; None where the system does not tell.
+    """
+
+    method: str
+    reason: str
+    n_data: int
+    n_parameters: int
+    n_samples: int
+    rank: int | None
+    prior_precision: float | None
+    seconds: dict[str, float]
+    peak_memory: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain numbers and strings, for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        """Lay the report out as a table."""
+        memory = "unknown" if self.peak_memory is None else f"{self.peak_memory / 2**30:.2f} GiB at the peak"
+        lines = [
+            ("method", f"{self.method}: {self.reason}"),
+            ("examples", f"{self.n_data:,}"),
+            ("parameters", f"{self.n_parameters:,}"),
+            ("samples", f"{self.n_samples}"),
+            ("rank", "-" if self.rank is None else f"{self.rank:,}"),
+            ("prior precision", "-" if self.prior_precision is None else f"{self.prior_precision:.4g}"),
+            ("time", ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())),
+            ("memory", memory),
+        ]
+        return "\n".join(f"{name:<17} {value}" for name, value in lines)

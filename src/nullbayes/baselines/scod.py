@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nullbayes.baselines.base import Baseline, LikelihoodLike, Options
 from nullbayes.baselines.laplace import Laplace
-from nullbayes.baselines.method import Context, Question, check_budget
+from nullbayes.baselines.method import Context, Question, check_counts
 from nullbayes.likelihoods import Likelihood
 from nullbayes.linalg.curvature import Curvature, LowRank, nystrom_pairs
 from nullbayes.predictive import SCORES
@@ -33,7 +33,7 @@ class _Sketch(Laplace):
     row_score = "scod"
 
     def __post_init__(self) -> None:
-        check_budget(self.memory_budget)
+        check_counts(vars(self))
 
     def approximate(self, context: Context) -> Curvature:
         return nystrom_pairs(context.rows, context.vectors(self.memory_budget), context.generator())

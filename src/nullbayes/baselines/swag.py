@@ -71,10 +71,7 @@ class _Iterates(Members):
 class SWAG(Baseline):
     """A Gaussian around the mean of SGD's iterates, with a diagonal and a low-rank part.
 
-    Parameters
-    ----------
-    model, likelihood, parameters, batch_fn, output_fn
-        See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`, but has no prior precision.
     """
 
     _method = _Iterates()
@@ -124,17 +121,15 @@ class SWAG(Baseline):
 
 def _collect(train: Train, n_models: int, rank: int, context: Context) -> Learned[States]:
     network, moments = context.network, Moments(rank)
-    with context.meter.phase("training"):
-        for state in _iterates(train, n_models, network):
-            moments.add(_vector(state, network))
+    for state in _iterates(train, n_models, network):
+        moments.add(_vector(state, network))
     if moments.n < 2:
         msg = f"SWAG needs at least 2 iterates to speak of a covariance; train=... gave {moments.n}."
         raise SettingsError(msg)
     kept = len(moments.deviations)
-    with context.meter.phase("samples"):
-        drawn = noise.normal(network, context.seed, 0, context.n_samples, network.n_parameters + kept)
-        flat = moments.sample(drawn.to(network.device)).to(network.dtype)
-        states = [_with_statistics(vector, network, context.rows.examples) for vector in flat]
+    drawn = noise.normal(network, context.seed, 0, context.n_samples, network.n_parameters + kept)
+    flat = moments.sample(drawn.to(network.device)).to(network.dtype)
+    states = [_with_statistics(vector, network, context.rows.examples) for vector in flat]
     return Learned(stacked(network, states, moments), kept, f"{moments.n} iterates")
 
 
