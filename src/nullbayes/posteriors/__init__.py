@@ -14,15 +14,11 @@ from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.base import SamplePosterior as SamplePosterior
 from nullbayes.posteriors.check import FitCheck as FitCheck
 from nullbayes.posteriors.checkpoint import KIND as _CHECKPOINT
-from nullbayes.posteriors.files import from_file
+from nullbayes.posteriors.files import class_named, from_file
 from nullbayes.posteriors.header import check_header
 from nullbayes.posteriors.loss_projected import LossProjectedPosterior as LossProjectedPosterior
 from nullbayes.posteriors.projected import ProjectedPosterior as ProjectedPosterior
 from nullbayes.posteriors.report import FitReport as FitReport
-
-KINDS: dict[str, type[SamplePosterior]] = {  # what a file may hold; other packages add theirs
-    kind.__name__: kind for kind in (ProjectedPosterior, LossProjectedPosterior)
-}
 
 
 def load(
@@ -45,6 +41,10 @@ def load(
         Only for a loss of one's own, which a file cannot hold.
     batch_fn, output_fn : callable, optional
         As when it was fitted.
+
+    Notes
+    -----
+    A posterior of a class of your own can be loaded once the module that defines the class has been imported.
     """
     asked = None if likelihood is None else resolve(likelihood)
     if not isinstance(model, nn.Module):
@@ -54,9 +54,10 @@ def load(
     if header.get("kind") == _CHECKPOINT:
         msg = f"{path} is the checkpoint of a fit that has not finished: fit(..., checkpoint=path) goes on with it."
         raise FileError(msg)
-    check_header(header)
+    kind = class_named(header.get("kind"))
+    check_header(header, kind._header_fields, kind._report_fields)
     try:
-        return from_file(KINDS[header["kind"]], tensors, header, model, asked, batch_fn, output_fn)
+        return from_file(kind, tensors, header, model, asked, batch_fn, output_fn)
     except FileError:
         raise
     except NullBayesError as error:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.check import FitCheck, check_fit
 from nullbayes.posteriors.copies import Copied
+from nullbayes.posteriors.header import Fields
 from nullbayes.posteriors.numbers import whole
 from nullbayes.posteriors.scale import Scaled, check_precision
 from nullbayes.precision import full_precision
@@ -55,6 +56,8 @@ class SamplePosterior(Scaled, Copied):
 
     _fewest = 2  # samples that a file may hold: as many as a variance needs
     _link = default_link("linearized")
+    _header_fields: ClassVar[Fields] = {}  # that a class adds to the header of its file, with their checks
+    _report_fields: ClassVar[Fields] = {}  # of "report" in the header
 
     def __init__(
         self,
@@ -309,6 +312,7 @@ class SamplePosterior(Scaled, Copied):
             "likelihood": {"name": self._likelihood.name, **self._likelihood.settings()},
             "output_fn": self._network.output_fn is not the_output,
             "inputs": self._network.trained_on,
+            "report": {},
             **self._header(),
         }
         io.save(path, {"directions": self.directions, **self._tensors()}, header)

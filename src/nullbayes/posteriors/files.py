@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,21 @@ from nullbayes.jacobian.modules import unwrapped
 from nullbayes.jacobian.network import OutputFn
 from nullbayes.likelihoods import Likelihood, resolve
 from nullbayes.posteriors.base import SamplePosterior
+from nullbayes.posteriors.header import altered
+
+
+def class_named(name: Any) -> type[SamplePosterior]:
+    """Return the newest subclass of :class:`SamplePosterior` of that name, whoever defined it."""
+    found = [kind for kind in _subclasses(SamplePosterior) if kind.__name__ == name and not inspect.isabstract(kind)]
+    if not found:
+        altered("kind", name, " If that is a class of your own, import the module that defines it first.")
+    return found[-1]
+
+
+def _subclasses(kind: type[SamplePosterior]) -> Iterator[type[SamplePosterior]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def from_file(

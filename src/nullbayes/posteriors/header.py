@@ -1,4 +1,7 @@
-"""What the header of a posterior file holds, field by field: the definition of the format, and the check of a file."""
+"""What the header of a posterior file holds, field by field: the definition of the format, and the check of a file.
+
+Fields that a class adds to the header are declared by the class, in ``_header_fields`` and ``_report_fields``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any, NoReturn
 from nullbayes.errors import FileError
 
 Test = Callable[[Any], bool]
+Fields = Mapping[str, Test]  # name of a field -> whether a value can be in it
 MOST_NOTES = 64
 
 
@@ -18,11 +22,13 @@ def _text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _flag(value: Any) -> bool:
+def flag(value: Any) -> bool:
+    """Tell whether a value is a boolean."""
     return isinstance(value, bool)
 
 
-def _count(value: Any) -> bool:
+def count(value: Any) -> bool:
+    """Tell whether a value is an integer that is not negative, of at most 63 bits."""
     return type(value) is int and 0 <= value < 2**63
 
 
@@ -66,83 +72,73 @@ def _parameter(value: Any) -> bool:
     if not (isinstance(value, list) and len(value) == 2 and _text(value[0])):
         return False
     shape = value[1]
-    return isinstance(shape, list) and len(shape) <= 64 and all(map(_count, shape))  # more dimensions no tensor has
+    return isinstance(shape, list) and len(shape) <= 64 and all(map(count, shape))  # more dimensions no tensor has
 
 
-_TEMPERATURE: Mapping[str, Test] = {"temperature": _positive}
-_LIKELIHOODS: Mapping[str, Mapping[str, Test]] = {
+_TEMPERATURE: Fields = {"temperature": _positive}
+_LIKELIHOODS: Mapping[str, Fields] = {
     "classification": {
-        "class_dim": _or_none(_dimension), "ignore_index": _integer, "some_ignored": _flag, "more_ignored": _flag,
+        "class_dim": _or_none(_dimension), "ignore_index": _integer, "some_ignored": flag, "more_ignored": flag,
         **_TEMPERATURE,
     },
     "regression": {"sigma_noise": _or_none(_one_or_more(_positive)), **_TEMPERATURE},
     "binary": _TEMPERATURE, "multilabel": _TEMPERATURE, "custom": {},
 }  # fmt: skip
-_PROMISE: Mapping[str, Test] = {
-    "n_apart": _count, "n_trial": _count, "needed_apart": _not_negative, "needed_inside": _not_negative,
+_PROMISE: Fields = {
+    "n_apart": count, "n_trial": count, "needed_apart": _not_negative, "needed_inside": _not_negative,
     "decided_by": _text, "apart_std": _not_negative, "nll_network": _number, "nll_posterior": _number,
     "accuracy_network": _or_none(_not_negative), "accuracy_posterior": _or_none(_not_negative),
 }  # fmt: skip
-_REPORT: Mapping[str, Test] = {
-    "projector": _text, "reason": _text, "route": _text, "n_data": _count, "n_rows": _count, "n_counted": _count,
-    "tolerance": _not_negative, "sweeps": _count, "residual": _list_of(_not_negative), "converged": _flag,
-    "traces": _list_of(_number), "rank": _or_none(_count), "output_std": _not_negative, "seed": _count,
+REPORT: Fields = {
+    "projector": _text, "reason": _text, "route": _text, "n_data": count, "n_rows": count, "n_counted": count,
+    "tolerance": _not_negative, "sweeps": count, "residual": _list_of(_not_negative), "converged": flag,
+    "traces": _list_of(_number), "rank": _or_none(count), "output_std": _not_negative, "seed": count,
     "train_std": _not_negative, "worst_ratio": _or_none(_not_negative), "train_loss_std": _or_none(_not_negative),
-    "peak_memory": _or_none(_count),
+    "peak_memory": _or_none(count),
     "data": _text, "promise": _or_none(_fields),
     "notes": lambda value: isinstance(value, list) and len(value) <= MOST_NOTES and all(map(_text, value)),
     "seconds": lambda value: _fields(value) and all(map(_not_negative, value.values())),
 }  # fmt: skip
-_COMMON: Mapping[str, Test] = {
-    "format_version": _count, "kind": _text, "parameters": _list_of(_parameter), "fingerprint": _text,
+_COMMON: Fields = {
+    "format_version": count, "kind": _text, "parameters": _list_of(_parameter), "fingerprint": _text,
     "prior_precision": _positive, "precision_rule": lambda value: value in ("", "auto", "optimal", "paper"),
     "kernel_dimension": _not_negative, "likelihood": _fields, "report": _fields,
-    "output_fn": _flag, "inputs": _text,
-}  # fmt: skip
-_BASELINE_REPORT: Mapping[str, Test] = {
-    name: _REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
-}
-_BASELINE: Mapping[str, Test] = {"seed": _count}
-_BUDGETED: Mapping[str, Test] = {**_BASELINE, "memory_budget": _count}
-_OWN: Mapping[str, Mapping[str, Test]] = {
-    "ProjectedPosterior": {"based": _flag, "hessian": _flag}, "LossProjectedPosterior": {"based": _flag},
-    **dict.fromkeys(("MAP", "DiagonalLaplace", "LastLayerLaplace", "KroneckerLaplace", "LinearizedLaplace"), _BASELINE),
-    **dict.fromkeys(("SWAG", "DeepEnsemble"), _BASELINE),
-    **dict.fromkeys(("LanczosLaplace", "SCOD", "LocalEnsemble", "SketchedLanczos"), _BUDGETED),
+    "output_fn": flag, "inputs": _text,
 }  # fmt: skip
 
 
-def check_header(header: Mapping[str, Any]) -> None:
-    """Refuse a header that lacks a field, has one too many, or holds in one what cannot be."""
-    kind = header.get("kind")
-    if not isinstance(kind, str) or kind not in _OWN:
-        _altered("kind", kind)
-    _check({**_COMMON, **_OWN[kind]}, header, "")
+def check_header(header: Mapping[str, Any], own: Fields, report: Fields) -> None:
+    """Refuse a header that lacks a field, has one too many, or holds a value that its field cannot have.
+
+    ``own`` and ``report`` are the fields that the class adds to the header and to its report.
+    """
+    _check({**_COMMON, **own}, header, "")
     name = header["likelihood"].get("name")
     if not isinstance(name, str) or name not in _LIKELIHOODS:
-        _altered("likelihood.name", name)
+        altered("likelihood.name", name)
     _check({"name": _text, **_LIKELIHOODS[name]}, header["likelihood"], "likelihood.")
-    _check(_REPORT if "based" in _OWN[kind] else _BASELINE_REPORT, header["report"], "report.")
+    _check(report, header["report"], "report.")
     if header["report"].get("promise") is not None:
         _check(_PROMISE, header["report"]["promise"], "report.promise.")
-    rank, n_parameters = header["report"]["rank"], sum(math.prod(shape) for _, shape in header["parameters"])
+    rank, n_parameters = header["report"].get("rank"), sum(math.prod(shape) for _, shape in header["parameters"])
     if rank is not None and rank > n_parameters:
-        _altered("report.rank", rank)
+        altered("report.rank", rank)
 
 
-def _check(fields: Mapping[str, Test], values: Mapping[str, Any], where: str) -> None:
+def _check(fields: Fields, values: Mapping[str, Any], where: str) -> None:
     for name in [*fields, *values]:
         if name not in fields:
-            _altered(f"{where}{name}", "one field too many")
+            altered(f"{where}{name}", "one field too many")
         if name not in values:
-            _altered(f"{where}{name}", "missing")
+            altered(f"{where}{name}", "missing")
         if not fields[name](values[name]):
-            _altered(f"{where}{name}", values[name])
+            altered(f"{where}{name}", values[name])
 
 
-def _altered(field: str, value: Any) -> NoReturn:
+def altered(field: str, value: Any, advice: str = "") -> NoReturn:
+    """Refuse a header because of one of its fields."""
     msg = (
         f"This is not a posterior file of this version, or it was altered: {field[:60]} of its header is "
-        f"{reprlib.repr(value)}. Take another copy of it, or fit and save again."
+        f"{reprlib.repr(value)}. Take another copy of it, or fit and save again.{advice}"
     )
     raise FileError(msg)

@@ -11,7 +11,7 @@ import dataclasses
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from nullbayes.posteriors.arguments import data_and_count
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.exact import ExactVariances
-from nullbayes.posteriors.header import MOST_NOTES
+from nullbayes.posteriors.header import MOST_NOTES, REPORT, Fields, flag
 from nullbayes.posteriors.numbers import whole
 from nullbayes.posteriors.progress import Progress
 from nullbayes.posteriors.promise import Promise, inspected
@@ -52,6 +52,8 @@ class KernelPosterior(SamplePosterior):
     _exact: ExactVariances | None = None
     _base: noise.Base | None = None
     _report: dict[str, Any] | None = None
+    _header_fields: ClassVar[Fields] = {"based": flag}
+    _report_fields: ClassVar[Fields] = REPORT
     _tolerance: float  # of a fit that is not told another
     _underfit_advice = 'The posterior underfits: use prior_precision="auto", a larger one, or a smaller tolerance.'
 

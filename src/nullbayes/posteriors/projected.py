@@ -3,7 +3,7 @@ r"""The projected posterior: samples in the kernel of the output Jacobian (the p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.posteriors.header import Fields, flag
 from nullbayes.posteriors.kernel import KernelPosterior
 
 
@@ -29,6 +30,7 @@ class ProjectedPosterior(KernelPosterior):
     """
 
     _tolerance = 1e-2
+    _header_fields: ClassVar[Fields] = {"based": flag, "hessian": flag}
 
     def __init__(
         self,
