@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from nullbayes.likelihoods import Likelihood
 if TYPE_CHECKING:
     import pandas as pd
 
-SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
 PER = ("input", "position")
 
 
@@ -152,17 +152,44 @@ class Prediction:
         return f"Prediction({', '.join(shapes)})"
 
 
+def _variance(prediction: Prediction, likelihood: Likelihood) -> Tensor:
+    noise = prediction.noise
+    if noise is None or noise.numel() == 1:
+        return prediction.variance
+    return prediction.variance / noise  # outputs may have different units
+
+
+def _probability_variance(prediction: Prediction, likelihood: Likelihood) -> Tensor:
+    return likelihood.probabilities(prediction.samples).var(0)
+
+
+def _entropy(prediction: Prediction, likelihood: Likelihood) -> Tensor:
+    assert prediction.probs is not None
+    return likelihood.entropy_terms(prediction.probs)
+
+
+def _mutual_information(prediction: Prediction, likelihood: Likelihood) -> Tensor:
+    probs = likelihood.probabilities(prediction.samples)
+    return likelihood.entropy_terms(probs.mean(0)) - likelihood.entropy_terms(probs).mean(0)
+
+
+# The contribution (N, ...) of each output to a score. A score whose name begins with "max" takes the largest over the
+# outputs and positions of an input; the others sum over outputs and take the mean over positions.
+_TERMS: dict[str, Callable[[Prediction, Likelihood], Tensor]] = {
+    "max_variance": _variance,  # the paper's text
+    "sum_variance": _variance,
+    "max_prob_variance": _probability_variance,  # the authors' code
+    "entropy": _entropy,  # of the mean prediction
+    "mutual_information": _mutual_information,  # the part of the entropy that is due to disagreement between samples
+}
+SCORES = tuple(_TERMS)
+
+
 def score(prediction: Prediction, likelihood: Likelihood, kind: str, per: str = "input") -> Tensor:  # (N,) or (N, ...)
     """Return one score per input or per position; high scores mean out-of-distribution.
 
-    ``max_variance`` (the paper's text) and ``sum_variance`` use the outputs, ``max_prob_variance`` (the authors' code)
-    the probabilities. ``entropy`` is that of the mean prediction, and ``mutual_information`` the part of it that is due
-    to disagreement between samples.
-
-    For a regression with several outputs, variances are divided by the noise variance of each output, so that units do
-    not matter. If outputs have positions, the score of an input is the largest over its positions for the kinds that
-    begin with "max", and the mean for the others, so that it does not grow with the length of the input. Masked
-    positions do not count; with ``per="position"`` their score is NaN.
+    Scores do not depend on the units of the outputs of a regression, nor on the length of an input. Masked positions do
+    not count; with ``per="position"`` their score is NaN.
     """
     if kind not in SCORES:
         msg = f"kind must be one of {', '.join(SCORES)}, not {kind!r}."
@@ -170,13 +197,13 @@ def score(prediction: Prediction, likelihood: Likelihood, kind: str, per: str = 
     if per not in PER:
         msg = f"per must be one of {', '.join(PER)}, not {per!r}."
         raise SettingsError(msg)
-    if kind not in ("max_variance", "sum_variance") and prediction.probs is None:
+    if _TERMS[kind] is not _variance and prediction.probs is None:
         msg = (
             f"kind={kind!r} needs probabilities, which a {likelihood.name} likelihood does not have: "
             "use 'max_variance'."
         )
         raise LikelihoodError(msg)
-    values = likelihood.at_positions(_of_outputs(prediction, likelihood, kind), largest=kind.startswith("max"))
+    values = likelihood.at_positions(_TERMS[kind](prediction, likelihood), largest=kind.startswith("max"))
     values = values.clamp_min(0.0) if kind == "mutual_information" else values  # rounding may make it negative
     return pooled(values, prediction.mask, kind, per)
 
@@ -196,17 +223,3 @@ def pooled(values: Tensor, mask: Tensor | None, kind: str, per: str = "input") -
     if kind.startswith("max"):
         return flat.masked_fill(~counted, -torch.inf).amax(1)
     return flat.masked_fill(~counted, 0.0).sum(1) / counted.sum(1)
-
-
-def _of_outputs(prediction: Prediction, likelihood: Likelihood, kind: str) -> Tensor:  # (N, ...)
-    """Return the contribution of each output to a score."""
-    if kind in ("max_variance", "sum_variance"):
-        noise = prediction.noise  # outputs may have different units
-        return prediction.variance if noise is None or noise.numel() == 1 else prediction.variance / noise
-    if kind == "entropy":
-        assert prediction.probs is not None
-        return likelihood.entropy_terms(prediction.probs)
-    probs = likelihood.probabilities(prediction.samples)
-    if kind == "max_prob_variance":
-        return probs.var(0)
-    return likelihood.entropy_terms(probs.mean(0)) - likelihood.entropy_terms(probs).mean(0)
