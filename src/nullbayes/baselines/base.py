@@ -254,9 +254,7 @@ class Baseline(SamplePosterior):
     def _row_scores(self, x: Any, per: str, mask: Mask) -> Tensor:  # (N,)
         method, state = self._method, self._state()
         if per != "input" or not (mask is None or (isinstance(mask, str) and mask == "all")):
-            msg = (
-                f'The score "{method.row_score}" is of all outputs of an input: it takes no mask and no per="position".'
-            )
+            msg = f'The score "{method.row_score}" is of whole inputs: it takes no mask, and per="input" only.'
             raise SettingsError(msg)
         self._network.check_unchanged()
         return torch.cat([method.score_rows(state, rows, part) for part, rows in rows_at(self._question(x))])

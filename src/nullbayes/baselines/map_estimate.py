@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from nullbayes.likelihoods import Classification, Likelihood
 from nullbayes.predictive import LINKS, PRED_TYPES, Masks, Prediction, joined, pooled, stream
 
 
+@dataclass(frozen=True)
 class _Network(Method[None]):
     hessian = has_prior = False
     scores = ("max_softmax", "max_logit", "entropy")

@@ -110,6 +110,7 @@ def stacked(network: Network, states: Sequence[Mapping[str, Tensor]], source: An
     return States({name: torch.stack([state[name].detach().to(place) for state in states]) for name in own}, source)
 
 
+@dataclass(frozen=True)
 class _Trained(Members):
     needs = "call fit(loader, n_samples, train=lambda seed: a trained network)."
 

@@ -12,6 +12,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self, Unpack
 
 import torch
@@ -64,6 +65,7 @@ class Moments:
         return self.mean + own * self.variance.sqrt() / math.sqrt(2) + along
 
 
+@dataclass(frozen=True)
 class _Iterates(Members):
     needs = "call fit(loader, train=one_epoch), or train=[state dictionaries]."
 
