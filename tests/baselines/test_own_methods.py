@@ -1,9 +1,12 @@
 """A posterior class that is defined outside the library is saved and loaded without an edit inside it."""
 
 from __future__ import annotations
+import __future__
 
 import copy
 import pickle
+import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +24,9 @@ from nullbayes import baselines, io
 from nullbayes.baselines.method import Context, Learned, Method, Question
 from nullbayes.errors import FileError, SettingsError
 from nullbayes.jacobian.network import Network
-from nullbayes.posteriors import SamplePosterior
+from nullbayes.posteriors import SamplePosterior, noise
+
+ANNOTATIONS = __future__.annotations.compiler_flag
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,20 @@ def test_a_baseline_of_ones_own_needs_no_edit_in_the_library(tmp_path: Path) -> 
     assert posterior.optimize_prior_precision([CLASSIFICATION.data()], "grid") == posterior.prior_precision
     with pytest.raises(SettingsError, match="Noise has no marginal likelihood"):
         posterior.optimize_prior_precision(method="marglik")
+
+
+def test_the_recipe_for_contributors_works(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(   @dataclass\(frozen=True\)\n   class _Relative.*?)```", page, re.DOTALL)
+    assert found is not None
+    names = {**globals(), "Baseline": baselines.Baseline, "noise": noise}
+    exec(compile(textwrap.dedent(found[1]), "CONTRIBUTING.md", "exec", dont_inherit=True, flags=ANNOTATIONS), names)
+    model = MLP.build()
+    posterior = names["RelativeNoise"](model).fit([CLASSIFICATION.data()], 3, progress=False)
+    posterior.save(tmp_path / "posterior")
+    loaded = nb.load(tmp_path / "posterior", model)
+    assert type(loaded) is names["RelativeNoise"]
+    assert torch.equal(loaded.predict(X_NEW).samples, posterior.predict(X_NEW).samples)
 
 
 @pytest.mark.parametrize("settings", [{}, {"relative": 0.1, "more": 1}, {"relative": -1.0}, {"relative": "much"}])

@@ -6,42 +6,22 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Never, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Never, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from nullbayes.baselines.fitting import Fitted, Learn, draw, run_fit
-from nullbayes.baselines.method import BaselineReport, Method, Question, rows_at
+from nullbayes.baselines.method import BaselineReport, FitOptions, LikelihoodLike, Method, Question, rows_at
 from nullbayes.baselines.tuning import best_by_evidence, best_by_likelihood, check_how, check_prior
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn, is_array
 from nullbayes.jacobian.network import OutputFn, Selection
-from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.header import REPORT, Fields, count
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Prediction, default_link, joined, stream
-
-LikelihoodLike = str | Likelihood | LossFn
-
-
-class Options(TypedDict, total=False):
-    """The keyword arguments that all baselines are made with."""
-
-    parameters: Selection
-    prior_precision: float
-    batch_fn: BatchFn | None
-    output_fn: OutputFn | None
-
-
-class FitOptions(TypedDict, total=False):
-    """The keyword arguments that ``fit`` of every baseline takes."""
-
-    generator: torch.Generator | None
-    memory_limit: int | str | None
-    progress: bool
 
 
 class Baseline(SamplePosterior):
@@ -126,6 +106,11 @@ class Baseline(SamplePosterior):
             what is free, 85 % on a GPU.
         progress : bool
             Show a progress bar, on a terminal.
+
+        Returns
+        -------
+        Baseline
+            The posterior itself. A fit that fails leaves it without samples.
         """
         options: FitOptions = {"generator": generator, "memory_limit": memory_limit, "progress": progress}
         return self._fit(self._method.fit, loader, targets, n_samples, **options)
@@ -270,6 +255,11 @@ class Baseline(SamplePosterior):
         exact : bool
             Return :math:`J(x) (C + \alpha I)^{-1} J(x)^\top` itself, without Monte Carlo error. Only Laplace
             approximations can.
+
+        Returns
+        -------
+        Tensor (N, ...)
+            One variance per output.
         """
         if not exact:
             return self.predict(x).variance
@@ -338,6 +328,11 @@ class Baseline(SamplePosterior):
             100; or the best marginal likelihood, with the curvature as it was approximated.
         pred_type : "linearized" or "sampled"
             The kind of predictions for "nll" and "grid".
+
+        Returns
+        -------
+        float
+            The precision, which is now in use. If the search fails, the old one stays.
         """
         state = self._need_fit().state
 

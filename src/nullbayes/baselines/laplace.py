@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Unpack
 
 from torch import Tensor, nn
 
-from nullbayes.baselines.base import Baseline, LikelihoodLike, Options
-from nullbayes.baselines.method import Context, Learned, Method, check_counts
+from nullbayes.baselines.base import Baseline
+from nullbayes.baselines.method import Context, Learned, LikelihoodLike, Method, Options, check_counts
 from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows

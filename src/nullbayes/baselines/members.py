@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from nullbayes.baselines.base import Baseline, FitOptions
-from nullbayes.baselines.method import Context, Learned, Method, Question
+from nullbayes.baselines.base import Baseline
+from nullbayes.baselines.method import Context, FitOptions, Learned, Method, Question
 from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.batches import n_examples, to_device
 from nullbayes.jacobian.modules import unwrapped

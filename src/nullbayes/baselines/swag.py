@@ -18,9 +18,9 @@ from typing import Any, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from nullbayes.baselines.base import Baseline, FitOptions
+from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.members import Members, States, stacked
-from nullbayes.baselines.method import Context, Learned
+from nullbayes.baselines.method import Context, FitOptions, Learned
 from nullbayes.errors import ModelError, NotFittedError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network, arguments
