@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from baselines.methods import X_NEW
-from models import CLASSIFICATION, MLP
+from models import CLASSIFICATION, MLP, batches
 from nullbayes import baselines, io
 from nullbayes.baselines.method import Context, Learned, Method, Question
 from nullbayes.errors import FileError, SettingsError
@@ -140,6 +140,9 @@ def test_drawing_is_explicit(monkeypatch: pytest.MonkeyPatch) -> None:
     _ = posterior.directions, posterior.predict(X_NEW), posterior.sample(), posterior.report, repr(posterior)
     posterior.prior_precision = 4.0
     assert drawn == [1.0, 4.0]
+    x, y = CLASSIFICATION.data(n=9)
+    best = posterior.optimize_prior_precision(batches(x, y, (4, 5)), "grid")
+    assert drawn[2:] == [0.1, 1.0, 5.0, 10.0, 50.0, 100.0, best]  # once for each, however many batches there are
 
 
 def test_a_search_for_the_precision_changes_nothing_until_it_has_found_one(monkeypatch: pytest.MonkeyPatch) -> None:

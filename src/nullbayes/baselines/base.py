@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Never, Self, Unpack
 
 import torch
@@ -336,14 +336,15 @@ class Baseline(SamplePosterior):
         """
         state = self._need_fit().state
 
-        def predict(x: Any, alpha: float) -> Prediction:
-            return self._method.predict(state, self._question(x, self._drawn(alpha), alpha, pred_type=pred_type))
+        def predictor(alpha: float) -> Callable[[Any], Prediction]:
+            directions = self._drawn(alpha)
+            return lambda x: self._method.predict(state, self._question(x, directions, alpha, pred_type=pred_type))
 
         how = check_how(type(self).__name__, self._method, loader, method)
         if how == "marglik":
             best = best_by_evidence(self.curvature, self._theta_squared())
         else:
-            best = best_by_likelihood(how, self._pieces(loader), self._likelihood, predict, pred_type)
+            best = best_by_likelihood(how, self._pieces(loader), self._likelihood, predictor, pred_type)
         self.prior_precision = best
         return best
 

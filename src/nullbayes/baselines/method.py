@@ -125,7 +125,7 @@ class Method(ABC, Generic[State]):
 
     @abstractmethod
     def fit(self, context: Context) -> Learned[State]:
-        """Learn from the training data."""
+        """Learn from the training data. The state is not None, which stands for one that a file could not hold."""
 
     def deviations(self, state: State, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:  # (S, P)
         """Return how far each sample is from the trained parameters; a method that is only a score has none."""
