@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 import typing
@@ -29,6 +30,17 @@ def test_the_table_has_every_method() -> None:
         kind for kind in named if issubclass(kind, baselines.Baseline) and kind is not baselines.Baseline
     }
     assert all(f"``{method.name}``" in baselines.__doc__ for method in BASELINES)
+
+
+@each_baseline
+def test_a_baseline_is_one_class_around_one_value(method: Method) -> None:
+    ours = [kind for kind in method.kind.__mro__ if kind.__module__.startswith("nullbayes.baselines")]
+    assert ours == [method.kind, baselines.Baseline]
+    value = method.kind._method
+    assert isinstance(value, baselines.Method)
+    assert len([kind for kind in type(value).__mro__ if kind.__module__.startswith("nullbayes")]) <= 3
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        value.memory_budget = 3
 
 
 # --- one way to use them ----------------------------------------------------------------------------------------------

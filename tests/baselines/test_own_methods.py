@@ -1,9 +1,12 @@
 """A posterior class that is defined outside the library is saved and loaded without an edit inside it."""
 
 from __future__ import annotations
+import __future__
 
 import copy
 import pickle
+import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +19,14 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from baselines.methods import X_NEW
-from models import CLASSIFICATION, MLP
+from models import CLASSIFICATION, MLP, batches
 from nullbayes import baselines, io
 from nullbayes.baselines.method import Context, Learned, Method, Question
 from nullbayes.errors import FileError, SettingsError
 from nullbayes.jacobian.network import Network
-from nullbayes.posteriors import SamplePosterior
+from nullbayes.posteriors import SamplePosterior, noise
+
+ANNOTATIONS = __future__.annotations.compiler_flag
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,20 @@ def test_a_baseline_of_ones_own_needs_no_edit_in_the_library(tmp_path: Path) -> 
         posterior.optimize_prior_precision(method="marglik")
 
 
+def test_the_recipe_for_contributors_works(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(   @dataclass\(frozen=True\)\n   class _Relative.*?)```", page, re.DOTALL)
+    assert found is not None
+    names = {**globals(), "Baseline": baselines.Baseline, "noise": noise}
+    exec(compile(textwrap.dedent(found[1]), "CONTRIBUTING.md", "exec", dont_inherit=True, flags=ANNOTATIONS), names)
+    model = MLP.build()
+    posterior = names["RelativeNoise"](model).fit([CLASSIFICATION.data()], 3, progress=False)
+    posterior.save(tmp_path / "posterior")
+    loaded = nb.load(tmp_path / "posterior", model)
+    assert type(loaded) is names["RelativeNoise"]
+    assert torch.equal(loaded.predict(X_NEW).samples, posterior.predict(X_NEW).samples)
+
+
 @pytest.mark.parametrize("settings", [{}, {"relative": 0.1, "more": 1}, {"relative": -1.0}, {"relative": "much"}])
 def test_settings_of_a_file_are_those_of_the_method(settings: dict[str, Any], tmp_path: Path) -> None:
     model = MLP.build()
@@ -121,6 +140,9 @@ def test_drawing_is_explicit(monkeypatch: pytest.MonkeyPatch) -> None:
     _ = posterior.directions, posterior.predict(X_NEW), posterior.sample(), posterior.report, repr(posterior)
     posterior.prior_precision = 4.0
     assert drawn == [1.0, 4.0]
+    x, y = CLASSIFICATION.data(n=9)
+    best = posterior.optimize_prior_precision(batches(x, y, (4, 5)), "grid")
+    assert drawn[2:] == [0.1, 1.0, 5.0, 10.0, 50.0, 100.0, best]  # once for each, however many batches there are
 
 
 def test_a_search_for_the_precision_changes_nothing_until_it_has_found_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def test_samples_have_the_inverse_as_covariance(case: Case, alpha: float) -> Non
     [lambda a: Primal(a.double().T @ a.double()), lambda a: Dual(nb.DenseRows(a))],
     ids=["primal", "dual"],
 )
-def test_variances_of_float32_training_rows_do_not_cancel(make: Callable[[Tensor], Curvature], alpha: float) -> None:
+def test_small_variances_of_float32_rows_keep_their_digits(make: Callable[[Tensor], Curvature], alpha: float) -> None:
     """A training example of a network that fits well: its variance is a millionth of its squared length over alpha."""
     rows = 100.0 * normal(20, 300, seed=8).float()
     wide = rows.double()

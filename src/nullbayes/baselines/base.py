@@ -5,43 +5,23 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Never, Self, TypedDict, Unpack
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Never, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from nullbayes.baselines.fitting import Fitted, Learn, draw, run_fit
-from nullbayes.baselines.method import BaselineReport, Method, Question, rows_at
+from nullbayes.baselines.method import BaselineReport, FitOptions, LikelihoodLike, Method, Question, rows_at
 from nullbayes.baselines.tuning import best_by_evidence, best_by_likelihood, check_how, check_prior
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn, is_array
 from nullbayes.jacobian.network import OutputFn, Selection
-from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.header import REPORT, Fields, count
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Prediction, default_link, joined, stream
-
-LikelihoodLike = str | Likelihood | LossFn
-
-
-class Options(TypedDict, total=False):
-    """The keyword arguments that all baselines are made with."""
-
-    parameters: Selection
-    prior_precision: float
-    batch_fn: BatchFn | None
-    output_fn: OutputFn | None
-
-
-class FitOptions(TypedDict, total=False):
-    """The keyword arguments that ``fit`` of every baseline takes."""
-
-    generator: torch.Generator | None
-    memory_limit: int | str | None
-    progress: bool
 
 
 class Baseline(SamplePosterior):
@@ -126,6 +106,11 @@ class Baseline(SamplePosterior):
             what is free, 85 % on a GPU.
         progress : bool
             Show a progress bar, on a terminal.
+
+        Returns
+        -------
+        Baseline
+            The posterior itself. A fit that fails leaves it without samples.
         """
         options: FitOptions = {"generator": generator, "memory_limit": memory_limit, "progress": progress}
         return self._fit(self._method.fit, loader, targets, n_samples, **options)
@@ -254,9 +239,7 @@ class Baseline(SamplePosterior):
     def _row_scores(self, x: Any, per: str, mask: Mask) -> Tensor:  # (N,)
         method, state = self._method, self._state()
         if per != "input" or not (mask is None or (isinstance(mask, str) and mask == "all")):
-            msg = (
-                f'The score "{method.row_score}" is of all outputs of an input: it takes no mask and no per="position".'
-            )
+            msg = f'The score "{method.row_score}" is of whole inputs: it takes no mask, and per="input" only.'
             raise SettingsError(msg)
         self._network.check_unchanged()
         return torch.cat([method.score_rows(state, rows, part) for part, rows in rows_at(self._question(x))])
@@ -272,6 +255,11 @@ class Baseline(SamplePosterior):
         exact : bool
             Return :math:`J(x) (C + \alpha I)^{-1} J(x)^\top` itself, without Monte Carlo error. Only Laplace
             approximations can.
+
+        Returns
+        -------
+        Tensor (N, ...)
+            One variance per output.
         """
         if not exact:
             return self.predict(x).variance
@@ -340,17 +328,23 @@ class Baseline(SamplePosterior):
             100; or the best marginal likelihood, with the curvature as it was approximated.
         pred_type : "linearized" or "sampled"
             The kind of predictions for "nll" and "grid".
+
+        Returns
+        -------
+        float
+            The precision, which is now in use. If the search fails, the old one stays.
         """
         state = self._need_fit().state
 
-        def predict(x: Any, alpha: float) -> Prediction:
-            return self._method.predict(state, self._question(x, self._drawn(alpha), alpha, pred_type=pred_type))
+        def predictor(alpha: float) -> Callable[[Any], Prediction]:
+            directions = self._drawn(alpha)
+            return lambda x: self._method.predict(state, self._question(x, directions, alpha, pred_type=pred_type))
 
         how = check_how(type(self).__name__, self._method, loader, method)
         if how == "marglik":
             best = best_by_evidence(self.curvature, self._theta_squared())
         else:
-            best = best_by_likelihood(how, self._pieces(loader), self._likelihood, predict, pred_type)
+            best = best_by_likelihood(how, self._pieces(loader), self._likelihood, predictor, pred_type)
         self.prior_precision = best
         return best
 

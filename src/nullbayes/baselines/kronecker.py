@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from nullbayes.linalg.curvature import Curvature, Factor, Kronecker, decomposed
 _BATCH = 256
 
 
+@dataclass(frozen=True)
 class _Kronecker(Laplace):
     form = Kronecker
 
@@ -37,8 +39,8 @@ class _Kronecker(Laplace):
 class KroneckerLaplace(Baseline):
     """Laplace approximation with Kronecker factors of each layer, for linear and two-dimensional convolution layers.
 
-    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`; ``parameters`` can leave out layers
-    of other kinds.
+    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`. Leave out layers of other kinds by
+    ``parameters``.
     """
 
     _method = _Kronecker()

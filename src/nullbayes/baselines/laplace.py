@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Unpack
 
 from torch import Tensor, nn
 
-from nullbayes.baselines.base import Baseline, LikelihoodLike, Options
-from nullbayes.baselines.method import Context, Learned, Method, check_counts
+from nullbayes.baselines.base import Baseline
+from nullbayes.baselines.method import Context, Learned, LikelihoodLike, Method, Options, check_counts
 from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows
@@ -84,6 +84,7 @@ class Laplace(Method[Curvature]):
         return None if isinstance(state.rows, JacobianRows) else state
 
 
+@dataclass(frozen=True)
 class _Diagonal(Laplace):
     form = Diagonal
 
@@ -100,8 +101,16 @@ class DiagonalLaplace(Baseline):
     _method = _Diagonal()
 
 
+@dataclass(frozen=True)
 class _Full(Laplace):
+    last_layer: bool = False
+
     form = Primal
+
+    def parameters(self, network: Network, x: Any) -> Network:
+        if not self.last_layer:
+            return network
+        return Network(network.model, last_linear(network, x), network.output_fn)
 
     def approximate(self, context: Context) -> Curvature:
         rows, most = context.rows, _FACTORED.get(context.rows.device.type, 8_000)
@@ -132,27 +141,6 @@ class LinearizedLaplace(Baseline):
     _method = _Full()
 
 
-class _LastLayer(_Full):
-    def parameters(self, network: Network, x: Any) -> Network:
-        called: list[nn.Module] = []
-        layers = [layer for layer in network.module.modules() if isinstance(layer, nn.Linear)]
-        with network.lock:
-            hooks = [layer.register_forward_hook(lambda layer, *_: called.append(layer)) for layer in layers]
-            try:
-                network.outputs(x)
-            finally:
-                for hook in hooks:
-                    hook.remove()
-        if not called:
-            msg = (
-                "The network calls no nn.Linear, so its last layer is not known: name its parameters, parameters=[...]."
-            )
-            raise ModelError(msg)
-        last = {id(parameter) for parameter in called[-1].parameters()}
-        names = [name for name, parameter in network.module.named_parameters() if id(parameter) in last]
-        return Network(network.model, names, network.output_fn)
-
-
 class LastLayerLaplace(Baseline):
     """Full-covariance Laplace in which only the last layer varies (Daxberger et al. 2021).
 
@@ -160,7 +148,7 @@ class LastLayerLaplace(Baseline):
     vary are those of the ``nn.Linear`` that the network calls last.
     """
 
-    _method = _LastLayer()
+    _method = _Full(last_layer=True)
 
 
 @dataclass(frozen=True)
@@ -201,3 +189,21 @@ class LanczosLaplace(Baseline):
     ) -> None:
         super().__init__(model, likelihood, **options)
         self._method = _Lanczos(int(memory_budget))
+
+
+def last_linear(network: Network, x: Any) -> list[str]:
+    """Return the names of the parameters of the linear layer that the network calls last."""
+    called: list[nn.Module] = []
+    layers = [layer for layer in network.module.modules() if isinstance(layer, nn.Linear)]
+    with network.lock:
+        hooks = [layer.register_forward_hook(lambda layer, *_: called.append(layer)) for layer in layers]
+        try:
+            network.outputs(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    if not called:
+        msg = "The network calls no nn.Linear, so its last layer is unknown: name its parameters, parameters=[...]."
+        raise ModelError(msg)
+    last = {id(parameter) for parameter in called[-1].parameters()}
+    return [name for name, parameter in network.module.named_parameters() if id(parameter) in last]

@@ -21,8 +21,8 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from nullbayes.baselines.base import Baseline, LikelihoodLike, Options
-from nullbayes.baselines.method import Context, Learned, Method, Question, check_counts
+from nullbayes.baselines.base import Baseline
+from nullbayes.baselines.method import Context, Learned, LikelihoodLike, Method, Options, Question, check_counts
 from nullbayes.errors import SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.linalg.curvature import LowRank, lanczos_pairs

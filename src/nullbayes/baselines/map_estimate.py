@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -13,17 +15,18 @@ from nullbayes.likelihoods import Classification, Likelihood
 from nullbayes.predictive import LINKS, PRED_TYPES, Masks, Prediction, joined, pooled, stream
 
 
-class _Network(Method[None]):
+@dataclass(frozen=True)
+class _Network(Method[tuple[()]]):
     hessian = has_prior = False
     scores = ("max_softmax", "max_logit", "entropy")
 
-    def fit(self, context: Context) -> Learned[None]:
-        return Learned(None, None, "the network itself, one sample")
+    def fit(self, context: Context) -> Learned[tuple[()]]:
+        return Learned((), None, "the network itself, one sample")
 
-    def deviations(self, state: None, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:
+    def deviations(self, state: tuple[()], network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:
         return torch.zeros_like(network.theta)[None]
 
-    def predict(self, state: None, question: Question) -> Prediction:
+    def predict(self, state: tuple[()], question: Question) -> Prediction:
         if question.pred_type not in PRED_TYPES:
             msg = f"pred_type must be one of {', '.join(PRED_TYPES)}, not {question.pred_type!r}."
             raise SettingsError(msg)

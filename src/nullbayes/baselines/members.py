@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self, Unpack
 import torch
 from torch import Tensor, nn
 
-from nullbayes.baselines.base import Baseline, FitOptions
-from nullbayes.baselines.method import Context, Learned, Method, Question
+from nullbayes.baselines.base import Baseline
+from nullbayes.baselines.method import Context, FitOptions, Learned, Method, Question
 from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.batches import n_examples, to_device
 from nullbayes.jacobian.modules import unwrapped
@@ -110,6 +110,7 @@ def stacked(network: Network, states: Sequence[Mapping[str, Tensor]], source: An
     return States({name: torch.stack([state[name].detach().to(place) for state in states]) for name in own}, source)
 
 
+@dataclass(frozen=True)
 class _Trained(Members):
     needs = "call fit(loader, n_samples, train=lambda seed: a trained network)."
 

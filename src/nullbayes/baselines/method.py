@@ -7,7 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,15 +15,33 @@ from torch import Tensor
 from nullbayes.errors import SettingsError
 from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
 from nullbayes.jacobian.jacobians import OutputJacobian
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.products import output_rows
-from nullbayes.likelihoods import Likelihood
+from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.rows import Rows
 from nullbayes.predictive import SCORES, Mask, Prediction, predict, stream
 
 State = TypeVar("State")
+LikelihoodLike = str | Likelihood | LossFn
 _ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of rows at new inputs, at a time
 _COPIES = 3  # of the vectors of a budget, while they are found
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments that all baselines are made with."""
+
+    parameters: Selection
+    prior_precision: float
+    batch_fn: BatchFn | None
+    output_fn: OutputFn | None
+
+
+class FitOptions(TypedDict, total=False):
+    """The keyword arguments that ``fit`` of every baseline takes."""
+
+    generator: torch.Generator | None
+    memory_limit: int | str | None
+    progress: bool
 
 
 @dataclass(frozen=True)
@@ -107,7 +125,7 @@ class Method(ABC, Generic[State]):
 
     @abstractmethod
     def fit(self, context: Context) -> Learned[State]:
-        """Learn from the training data."""
+        """Learn from the training data. The state is not None, which stands for one that a file could not hold."""
 
     def deviations(self, state: State, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:  # (S, P)
         """Return how far each sample is from the trained parameters; a method that is only a score has none."""

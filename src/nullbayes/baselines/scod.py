@@ -16,9 +16,9 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from nullbayes.baselines.base import Baseline, LikelihoodLike, Options
+from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.laplace import Laplace
-from nullbayes.baselines.method import Context, Question, check_counts
+from nullbayes.baselines.method import Context, LikelihoodLike, Options, Question, check_counts
 from nullbayes.likelihoods import Likelihood
 from nullbayes.linalg.curvature import Curvature, LowRank, nystrom_pairs
 from nullbayes.predictive import SCORES

@@ -12,14 +12,15 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from nullbayes.baselines.base import Baseline, FitOptions
+from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.members import Members, States, stacked
-from nullbayes.baselines.method import Context, Learned
+from nullbayes.baselines.method import Context, FitOptions, Learned
 from nullbayes.errors import ModelError, NotFittedError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network, arguments
@@ -64,6 +65,7 @@ class Moments:
         return self.mean + own * self.variance.sqrt() / math.sqrt(2) + along
 
 
+@dataclass(frozen=True)
 class _Iterates(Members):
     needs = "call fit(loader, train=one_epoch), or train=[state dictionaries]."
 

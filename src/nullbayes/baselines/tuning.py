@@ -56,21 +56,22 @@ def best_by_likelihood(
     how: str,
     pieces: Iterable[tuple[Any, Tensor]],
     likelihood: Likelihood,
-    predict: Callable[[Any, float], Prediction],
+    predictor: Callable[[float], Callable[[Any], Prediction]],
     pred_type: str,
 ) -> float:
     """Return the precision at which the mean prediction of held-out data has the largest log-likelihood.
 
-    ``predict`` takes inputs and a precision. ``how`` is "nll", for all numbers, or "grid", for those of the paper.
+    ``predictor`` takes a precision and returns a function of inputs. ``how`` is "nll", for all numbers, or "grid", for
+    those of the paper.
     """
     chunks, link = list(pieces), default_link(pred_type)
 
     def objective(alpha: float) -> float:
-        total, n_targets = 0.0, 0
+        predict, total, n_targets = predictor(alpha), 0.0, 0
         for x, y in chunks:
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "Some predictions", NullBayesWarning)  # the search avoids these
-                found = predict(x, alpha)
+                found = predict(x)
             likelihood.check(found.mean, y)
             here = likelihood.n_targets(found.mean, y)
             total -= here * nll(likelihood, found.mean, found.samples - found.mean, y, link)
