@@ -3,7 +3,7 @@ r"""Alternating: von Neumann's projections, block after block (the paper's Lemma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -131,9 +131,20 @@ class Alternating(Iterative):
         steps = [dual_step(rows, *cut, precision=self.gram_dtype, shift=shift, rtol=rtol) for cut in rows.cuts(size)]
         return SweepState(rows, steps, coarse)
 
+    @property
+    def memory_advice(self) -> str:
+        """Advise a smaller coarse space, if there is one."""
+        return "lower coarse" if self.coarse else "lower n_samples"
+
     def block_size(self, rows: Rows) -> int:
-        """Return how many rows a block will have, about."""
+        """Return about how many rows a block has."""
         return min(self.block_rows or rows.block_rows or _LARGEST_BLOCK, rows.n_rows)
+
+    def smaller(self, rows: Rows) -> Alternating | None:
+        """Return the same with blocks of half as many rows, or None where a block is a single example."""
+        size = self.block_size(rows)
+        half = max(rows.granule, size // 2)
+        return replace(self, block_rows=half) if half < size else None
 
     def apply(
         self, state: SweepState, noise: Tensor, *, callback: Callback | None = None, store: Store | None = None

@@ -24,6 +24,9 @@ from nullbayes.precision import full_precision
 
 Callback = Callable[[int, Tensor], None]  # (sweeps so far, relative residual of each sample)
 
+BLOCKS_INSTEAD = (
+    "use nb.projectors.Krylov(nb.projectors.Alternating(block_rows=...)), which needs no matrix of all rows"
+)
 _DIGITS = 100.0  # eps of the numbers: a residual as small as that is rounding
 _NOT_FINITE = "The projection produced NaN or Inf: look for extreme values in the rows."
 
@@ -126,6 +129,19 @@ class Projector(ABC):
 
     rtol: float
     atol: float
+
+    @property
+    def memory_advice(self) -> str:
+        """Say which setting to lower when memory runs out."""
+        return "lower n_samples"
+
+    def block_size(self, rows: Rows) -> int | None:
+        """Return how many rows a block has, or None for a method that does not work by blocks."""
+        return None
+
+    def smaller(self, rows: Rows) -> Projector | None:
+        """Return the same projector with blocks of half as many rows, or None where they cannot be smaller."""
+        return None
 
     def __init_subclass__(cls) -> None:
         """Have every projector, a user's own as well, compute in full precision whoever calls it."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from nullbayes.linalg.rows import Rows
 from nullbayes.linalg.spectral import GramFactor, factor_exact, factor_truncated, relative_cutoff
 from nullbayes.projectors.base import (
+    BLOCKS_INSTEAD,
     Callback,
     Outcome,
     Projection,
@@ -61,6 +62,11 @@ class ExactDual(Projector):
     def __post_init__(self) -> None:
         check_tolerance(self.rtol, self.atol)
         check_cutoff(self.cutoff)
+
+    @property
+    def memory_advice(self) -> str:
+        """Advise a method that needs no matrix of all rows."""
+        return BLOCKS_INSTEAD
 
     def prepare(self, rows: Rows) -> DualState:
         """Form and factor the Gram matrix."""

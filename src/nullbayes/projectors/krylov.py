@@ -12,7 +12,7 @@ order, or at the same time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,20 @@ class Krylov(Iterative):
     def __post_init__(self) -> None:
         check_tolerance(self.rtol, self.atol)
         check_sweeps(self.max_sweeps)
+
+    @property
+    def memory_advice(self) -> str:
+        """Advise what the blocks advise."""
+        return self.alternating.memory_advice
+
+    def block_size(self, rows: Rows) -> int:
+        """Return about how many rows a block has."""
+        return self.alternating.block_size(rows)
+
+    def smaller(self, rows: Rows) -> Krylov | None:
+        """Return the same with blocks of half as many rows, or None where a block is a single example."""
+        blocks = self.alternating.smaller(rows)
+        return None if blocks is None else replace(self, alternating=blocks)
 
     def prepare(self, rows: Rows) -> SweepState:
         """Cut the rows into blocks and factor the Gram matrix of each."""

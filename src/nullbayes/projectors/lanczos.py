@@ -59,6 +59,11 @@ class Lanczos(Projector):
             msg = f"rank must be at least 1, not {self.rank}."
             raise SettingsError(msg)
 
+    @property
+    def memory_advice(self) -> str:
+        """Advise a smaller basis."""
+        return "lower rank"
+
     def prepare(self, rows: Rows) -> LanczosState:
         """Build the basis."""
         size = min(self.rank, rows.n_rows, rows.n_columns)

@@ -11,6 +11,7 @@ from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
 from nullbayes.linalg.spectral import leading, relative_cutoff
 from nullbayes.projectors.base import (
+    BLOCKS_INSTEAD,
     Callback,
     Outcome,
     Projection,
@@ -59,6 +60,11 @@ class ExactPrimal(Projector):
     def __post_init__(self) -> None:
         check_tolerance(self.rtol, self.atol)
         check_cutoff(self.cutoff)
+
+    @property
+    def memory_advice(self) -> str:
+        """Advise a method that needs no matrix of all rows."""
+        return BLOCKS_INSTEAD
 
     def prepare(self, rows: Rows) -> PrimalState:
         """Form the matrix and find its eigenvectors."""
