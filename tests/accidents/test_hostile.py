@@ -34,7 +34,7 @@ def claiming(n_bytes: int) -> bytes:
     """A safetensors file whose header promises more than there is."""
     shape = [2, n_bytes // 16]
     text = json.dumps({
-        "__metadata__": {"nullbayes": '{"format_version": 4}'},
+        "__metadata__": {"nullbayes": '{"format_version": 5}'},
         "directions": {"dtype": "F64", "shape": shape, "data_offsets": [0, n_bytes]},
     }).encode()  # fmt: skip
     return len(text).to_bytes(8, "little") + text + b"\0" * 64

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nullbayes import io
 from nullbayes.errors import FileError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.modules import unwrapped
@@ -60,7 +59,7 @@ def from_file(
         output_fn=output_fn, prior_precision=float(header["prior_precision"]),
     )  # fmt: skip
     network = posterior._network
-    io.check_model(header, network.names, network.shapes, network.fingerprint())
+    _check_model(header, network.names, network.shapes, network.fingerprint())
     posterior._directions = _directions(kind, tensors, network.n_parameters, network.dtype).to(network.device)
     posterior._kernel_dimension = float(header["kernel_dimension"])
     if header["precision_rule"]:
@@ -102,3 +101,24 @@ def _directions(kind: type[SamplePosterior], tensors: Mapping[str, Tensor], size
         msg = "The file's directions are not finite: it was altered, fit and save again."
         raise FileError(msg)
     return directions
+
+
+def _check_model(
+    header: Mapping[str, Any], names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], fingerprint: str
+) -> None:
+    """Refuse a file that was made for another model."""
+    wanted = [(name, tuple(shape)) for name, shape in header["parameters"]]
+    here = list(zip(names, shapes, strict=True))
+    if wanted != here:
+        odd = next(
+            (f"{a[0]} {a[1]}" for a in wanted if a not in here),
+            f"{len(wanted)} parameters instead of {len(here)}",
+        )
+        msg = f"The file belongs to a model of another structure: it has {odd}, which this model has not."
+        raise FileError(msg)
+    if header["fingerprint"] != fingerprint:
+        msg = (
+            "The file belongs to a model of the same structure with other parameters: "
+            "load the state_dict that the posterior was fitted to."
+        )
+        raise FileError(msg)
