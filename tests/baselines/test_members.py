@@ -15,7 +15,7 @@ from drawing import randn
 from models import BATCHNORM, CLASSIFICATION, MLP, call, flat_parameters, with_parameters
 from nullbayes.baselines import SWAG, DeepEnsemble
 from nullbayes.errors import ModelError, SettingsError
-from nullbayes.posteriors import noise
+from nullbayes.posteriors.arguments import normal
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 
@@ -60,7 +60,7 @@ def test_samples_have_the_covariance_of_swag() -> None:
     wanted = 0.5 * torch.diag(stacked.var(0, unbiased=False)) + deviations.T @ deviations / (2 * 3)
     images = posterior.moments.sample(torch.eye(51 + 4, dtype=torch.float64)) - stacked.mean(0)
     torch.testing.assert_close(images.T @ images, wanted)
-    drawn = noise.normal(posterior._network, posterior._seed, 0, 5, 51 + 4).to(stacked)
+    drawn = normal(posterior._network, posterior._seed, 0, 5, 51 + 4).to(stacked)
     samples = posterior.directions + flat_parameters(MLP.build())
     torch.testing.assert_close(samples, posterior.moments.sample(drawn))
 

@@ -22,14 +22,12 @@ from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.jacobian.products import output_rows
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.rows import Rows
-from nullbayes.posteriors import noise
-from nullbayes.posteriors.arguments import data_and_count
+from nullbayes.posteriors.arguments import data_and_count, draw_seed, memory_limit_bytes, positive
 from nullbayes.posteriors.base import SamplePosterior
-from nullbayes.posteriors.header import REPORT, Fields, count
-from nullbayes.posteriors.numbers import positive
-from nullbayes.posteriors.progress import Progress
-from nullbayes.posteriors.resources import Meter, memory_limit_bytes
-from nullbayes.posteriors.scale import best_of_grid, check_method
+from nullbayes.posteriors.header import Fields, count, fields_of
+from nullbayes.posteriors.held_out import best_of_grid, check_method
+from nullbayes.posteriors.progress import Meter, Progress
+from nullbayes.posteriors.report import Measured
 from nullbayes.precision import full_precision
 from nullbayes.predictive import default_link, nll, stream
 
@@ -73,7 +71,7 @@ class Baseline(SamplePosterior):
     _seed = 0
     _header_fields: ClassVar[Fields] = {"seed": count}
     _report_fields: ClassVar[Fields] = {
-        name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
+        name: fields_of(Measured)[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
     }
 
     def __init__(
@@ -150,7 +148,7 @@ class Baseline(SamplePosterior):
             with meter.phase("data"), full_precision():
                 rows = self._open_rows(Examples(loader, self._batch_fn, device, dtype=self._network.dtype))
             rows.working_bytes = min(rows.working_bytes, available // 8)
-            self._likelihood, self._seed = rows.likelihood, noise.draw_seed(generator)
+            self._likelihood, self._seed = rows.likelihood, draw_seed(generator)
             try:
                 rank, reason = learn(Work(rows, n_samples, available, meter))
             except BaseException:

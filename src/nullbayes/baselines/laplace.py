@@ -20,7 +20,7 @@ from nullbayes.baselines.base import Baseline, Work
 from nullbayes.errors import NotFittedError
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.curvature import Curvature
-from nullbayes.posteriors import noise
+from nullbayes.posteriors.arguments import normal
 from nullbayes.precision import full_precision
 
 _PREFIX = "curvature."
@@ -63,7 +63,7 @@ class Laplace(Baseline):
         alpha = self.prior_precision
         if self._drawn_at != alpha:
             curvature = self.curvature
-            drawn = noise.normal(self._network, self._seed, 0, len(held), curvature.noise_size)
+            drawn = normal(self._network, self._seed, 0, len(held), curvature.noise_size)
             with full_precision():
                 deviations = curvature.sample(drawn.to(self._network.device), alpha)
             self._directions, self._drawn_at = deviations * math.sqrt(alpha), alpha

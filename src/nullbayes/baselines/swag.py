@@ -22,8 +22,7 @@ from nullbayes.baselines.members import Members
 from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import arguments
-from nullbayes.posteriors import noise
-from nullbayes.posteriors.arguments import data_and_count
+from nullbayes.posteriors.arguments import data_and_count, normal
 
 _BATCH = 128  # examples that batch statistics are taken of
 Train = Callable[[nn.Module], Any] | Iterable[Mapping[str, Tensor]]
@@ -119,7 +118,7 @@ class SWAG(Members):
             raise SettingsError(msg)
         with work.meter.phase("samples"):
             size = self._network.n_parameters + len(moments.deviations)
-            drawn = noise.normal(self._network, self._seed, 0, work.n_samples, size).to(self._network.device)
+            drawn = normal(self._network, self._seed, 0, work.n_samples, size).to(self._network.device)
             flat = moments.sample(drawn).to(self._network.dtype)
             self._take_members([self._with_statistics(vector, work) for vector in flat])
         return len(moments.deviations), f"{moments.n} iterates"

@@ -1,26 +1,74 @@
-"""Reading a posterior back from a file: what has to fit between the file, the model and the arguments."""
+"""Reading a posterior from a file: the file, the model and the arguments have to match."""
 
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nullbayes.errors import FileError
+from nullbayes import io
+from nullbayes.errors import FileError, ModelError, NullBayesError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.modules import unwrapped
 from nullbayes.jacobian.network import OutputFn
-from nullbayes.likelihoods import Likelihood, resolve
+from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.base import SamplePosterior
-from nullbayes.posteriors.header import altered
+from nullbayes.posteriors.checkpoint import KIND as CHECKPOINT
+from nullbayes.posteriors.header import altered, check_header
+
+
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    *,
+    likelihood: str | Likelihood | LossFn | None = None,
+    batch_fn: BatchFn | None = None,
+    output_fn: OutputFn | None = None,
+) -> SamplePosterior:
+    """Read a posterior that was saved for this model.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    model : nn.Module
+        With the parameters that the posterior was fitted to, on any device; a fingerprint is compared.
+    likelihood : optional
+        Only for a loss of one's own, which a file cannot hold.
+    batch_fn, output_fn : callable, optional
+        As when it was fitted.
+
+    Notes
+    -----
+    A posterior of a class of your own can be loaded once the module that defines the class has been imported.
+    """
+    asked = None if likelihood is None else resolve(likelihood)
+    if not isinstance(model, nn.Module):
+        msg = f"model must be a torch.nn.Module, not {type(model).__name__}."
+        raise ModelError(msg)
+    tensors, header = io.read(path)
+    if header.get("kind") == CHECKPOINT:
+        msg = f"{path} is the checkpoint of a fit that has not finished: fit(..., checkpoint=path) goes on with it."
+        raise FileError(msg)
+    kind = class_named(header.get("kind"))
+    check_header(header, kind._header_fields, kind._report_fields)
+    try:
+        return from_file(kind, tensors, header, model, asked, batch_fn, output_fn)
+    except FileError:
+        raise
+    except NullBayesError as error:
+        msg = f"{os.fspath(path)} does not fit this model: {error}"
+        raise FileError(msg) from error
 
 
 def class_named(name: Any) -> type[SamplePosterior]:
     """Return the newest subclass of :class:`SamplePosterior` of that name, whoever defined it."""
-    found = [kind for kind in _subclasses(SamplePosterior) if kind.__name__ == name and not inspect.isabstract(kind)]
+    kinds = _subclasses(SamplePosterior)  # type: ignore[type-abstract]
+    found = [kind for kind in kinds if kind.__name__ == name and not inspect.isabstract(kind)]
     if not found:
         altered("kind", name, " If that is a class of your own, import the module that defines it first.")
     return found[-1]
