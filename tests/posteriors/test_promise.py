@@ -268,7 +268,7 @@ def test_a_variance_that_the_promise_leaves_invisible_is_said_aloud() -> None:
 def test_a_promise_that_is_broken_is_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (rule, fitting):
         monkeypatch.setattr(module, "least_precision", lambda found: (1e-6, "nll"))
-    monkeypatch.setattr(nb.posteriors.base.priors, "closed_form", lambda *_: 1e-6)
+    monkeypatch.setattr(nb.posteriors.measured.priors, "closed_form", lambda *_: 1e-6)
     with pytest.warns(UnderfitWarning, match="does not keep its promise"):
         fit(nb.LossProjectedPosterior, CLASSIFICATION, 10)
 

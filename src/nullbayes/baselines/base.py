@@ -25,9 +25,9 @@ from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors.arguments import data_and_count, draw_seed, memory_limit_bytes, positive
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.header import Fields, count, fields_of
-from nullbayes.posteriors.held_out import best_of_grid, check_method
+from nullbayes.posteriors.measured import Measured
 from nullbayes.posteriors.progress import Meter, Progress
-from nullbayes.posteriors.report import Measured
+from nullbayes.posteriors.scale import best_of_grid, check_method
 from nullbayes.precision import full_precision
 from nullbayes.predictive import default_link, nll, stream
 

@@ -109,9 +109,9 @@ class Laplace(Baseline):
     def __getstate__(self) -> dict[str, Any]:
         """Leave out a curvature whose rows are formed again from the training data, as a file does."""
         if not isinstance(getattr(self._curvature, "rows", None), JacobianRows):
-            return super().__getstate__()
+            return dict(vars(self))
         _ = self.directions  # at the precision in use
-        return {**super().__getstate__(), "_curvature": None}
+        return {**vars(self), "_curvature": None}
 
     def _tensors(self) -> dict[str, Tensor]:
         held = {} if self._curvature is None else self._curvature.tensors()

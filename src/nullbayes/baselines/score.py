@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nullbayes.baselines.base import Baseline
 from nullbayes.errors import SettingsError
-from nullbayes.posteriors.held_out import FitCheck
+from nullbayes.posteriors.predictions import FitCheck
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
-import pickle
 import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,23 +18,23 @@ from nullbayes.jacobian.batches import is_array
 from nullbayes.jacobian.network import Network
 from nullbayes.memory import free_memory
 
-T = TypeVar("T")
 Base = Tensor | Mapping[str, Tensor] | Callable[[int, torch.Generator], Tensor | Mapping[str, Tensor]]
 PROBES = 8  # isotropic vectors that measure the null space when the base distribution is another
 _SEEDS = 2**32
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def data_and_count(loader: Any, targets: Any, n_samples: Any) -> tuple[Any, int]:
+def data_and_count(loader: Any, targets: Any, n_samples: Any, least: int = 0) -> tuple[Any, int]:
     """Return the data and the number of samples of ``fit(loader, n)``, ``fit(x, y)`` or ``fit(x, y, n)``."""
-    if targets is None:
-        return loader, whole(n_samples)
-    if is_array(targets):
-        return (loader, targets), whole(n_samples)
+    pair = is_array(targets)
     if isinstance(targets, (list, tuple)):
         msg = f"Targets must be a tensor or an array, not a {type(targets).__name__}: torch.as_tensor makes one of it."
         raise DataError(msg)
-    return loader, whole(targets)
+    count = whole(n_samples if pair or targets is None else targets)
+    if count < least:
+        msg = f"n_samples must be at least {least} to speak of a variance, not {count}."
+        raise SettingsError(msg)
+    return (loader, targets) if pair else loader, count
 
 
 def whole(value: Any, name: str = "n_samples") -> int:
@@ -148,23 +147,3 @@ def lost(n: int, generator: torch.Generator) -> Tensor:
     """Stand in for the base distribution of a posterior that was loaded or copied, and refuse to draw from it."""
     msg = "The posterior has a base distribution, which no file or copy holds: fit a new one to have more samples."
     raise SettingsError(msg)
-
-
-def check_picklable(**functions: Any) -> None:
-    """Refuse functions that pickle cannot hold, where a posterior file would do."""
-    for name, function in functions.items():
-        try:
-            pickle.dumps(function)
-        except Exception as error:
-            msg = (
-                f"pickle cannot hold {name}=..., which was not defined at the top of a module: use "
-                f"posterior.save(path), and pass it again to nb.load(path, model, {name}=...)."
-            )
-            raise SettingsError(msg) from error
-
-
-def with_state(kind: type[T], state: Mapping[str, Any]) -> T:
-    """Return an object of a class with these attributes."""
-    new = object.__new__(kind)
-    vars(new).update(state)
-    return new

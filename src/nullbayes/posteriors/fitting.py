@@ -23,12 +23,12 @@ from nullbayes.likelihoods import Likelihood
 from nullbayes.posteriors.arguments import Base, Noise, draw_seed
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.measure import Prepared, measure
+from nullbayes.posteriors.measured import Measured, merged, timed
 from nullbayes.posteriors.plan import FitPlan, FitRequest, make_plan, within_memory
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
-from nullbayes.posteriors.report import Measured, merged, timed
 from nullbayes.posteriors.sigma import with_noise
-from nullbayes.projectors import Iterative, Outcome, Projector, traces
+from nullbayes.projectors import Iterative, Outcome, traces
 
 
 @dataclass(frozen=True)
@@ -44,31 +44,24 @@ RowKind = Callable[[Any, Likelihood], JacobianRows]  # (data, likelihood) -> row
 
 
 def fit(
-    kind: RowKind,
-    data: Any,
-    likelihood: Likelihood,
-    n_samples: int,
-    *,
-    device: torch.device,
-    projector: str | Projector,
-    tolerance: float,
+    open_rows: Callable[[], JacobianRows],
+    ask: Callable[[JacobianRows], FitRequest],
     base: Base | None,
     generator: torch.Generator | None,
-    memory_limit: int | str | None,
     checkpoint: str | os.PathLike[str] | None,
+    bar: Progress,
+    meter: Meter,
+    *,
     trial: bool,
-    progress: bool,
 ) -> tuple[Prepared, Fitted]:
-    """Fit a posterior with rows of a kind.
+    """Fit a posterior: open the data, ask for a fit to their rows, plan it, and draw samples.
 
-    A ``trial`` measures which prior precision keeps the promise; other arguments are those of the posterior's ``fit``.
+    ``base`` and ``generator`` give the noise, and ``checkpoint`` is the file from which a killed fit continues. A
+    ``trial`` measures which prior precision keeps the promise.
     """
-    with contextlib.ExitStack() as stack:
-        bar = stack.enter_context(Progress(show=progress))
-        meter = Meter(device, bar.phase)
-        with meter.phase("data"):
-            request = FitRequest(open_rows(kind, data, likelihood), n_samples, projector, tolerance, memory_limit)
-        store = None if checkpoint is None else stack.enter_context(Checkpoint(checkpoint))
+    with meter.phase("data"):
+        request = ask(open_rows())
+    with contextlib.nullcontext() if checkpoint is None else Checkpoint(checkpoint) as store:
         noise, plan = begin(request, base, None if generator is None else draw_seed(generator), store)
         promise = None
         if trial:
@@ -79,7 +72,7 @@ def fit(
             if store is not None:
                 store.follow(plan)
             prepared = build(request, plan, meter)
-            return prepared, draw(prepared, noise, n_samples, bar, meter, promise=promise, store=store)
+            return prepared, draw(prepared, noise, request.n_samples, bar, meter, promise=promise, store=store)
 
         return within_memory(request, plan, work)
 

@@ -21,8 +21,8 @@ from nullbayes.jacobian.products import linearized, output_rows
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors.arguments import normal
+from nullbayes.posteriors.measured import Measured
 from nullbayes.posteriors.plan import FitPlan, FitRequest
-from nullbayes.posteriors.report import Measured
 from nullbayes.predictive import stream
 from nullbayes.projectors import Info
 

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -24,9 +25,10 @@ from nullbayes.posteriors.arguments import Base, Noise, data_and_count, lost, wh
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.header import Fields, fields_of, flag
 from nullbayes.posteriors.measure import ExactVariances, Prepared
+from nullbayes.posteriors.measured import Measured, from_header
 from nullbayes.posteriors.plan import FitPlan, FitRequest, shrink
 from nullbayes.posteriors.progress import Meter, Progress
-from nullbayes.posteriors.report import FitReport, Measured, from_header, warn_of
+from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.precision import full_precision
 from nullbayes.projectors import Projector
 
@@ -70,9 +72,8 @@ class NullSpacePosterior(SamplePosterior):
         Parameters
         ----------
         loader : iterable of batches, or all inputs
-            The training data, unshuffled and without augmentation: ``fit(loader)``;
-            :func:`nb.evaluation_loader <nullbayes.evaluation_loader>` makes such a loader of one that was made for
-            training. Or the inputs, as a tensor or an array: ``fit(x, y)``.
+            The training data, unshuffled and without augmentation: ``fit(loader)``; see ``nb.evaluation_loader``. Or
+            the inputs, as a tensor or an array: ``fit(x, y)``.
         targets : Tensor or array, optional
             The targets of those inputs. A number in their place is ``n_samples``: ``fit(loader, 50)``.
         n_samples : int
@@ -84,8 +85,8 @@ class NullSpacePosterior(SamplePosterior):
         tolerance : float, optional
             The share of the noise's effect on training outputs (0.01) or losses (0.02) that may remain, for "auto".
         base : Tensor (S, P), mapping of named tensors (S, ...), or callable (n, generator) -> either
-            Noise to project instead of N(0, I): samples of another posterior around the same parameters, as deviations
-            from them. It carries its own scale, so "optimal" then means a precision of 1.
+            Noise to project instead of N(0, I): deviations of samples of another posterior from the same parameters.
+            It carries its own scale, so "optimal" then means a precision of 1.
         generator : torch.Generator, optional
             The same seed gives the same samples, on any device.
         memory_limit : int or str, optional
@@ -94,35 +95,29 @@ class NullSpacePosterior(SamplePosterior):
             with a plan for half of it, or with smaller blocks of the projector, and the report notes it.
         checkpoint : path, optional
             A file in which an iterative projector stores its state every few seconds. A fit that was killed, or
-            interrupted with Ctrl-C, is called again as before with the same path: it continues at the stored sweep,
-            with the seed of the file, and ends with the same samples, bit by bit, on the same machine. If the file
-            cannot be written, that is an error at the start and a warning later. It is removed at the end of the fit.
+            interrupted with Ctrl-C, is called again with the same arguments: it continues at the stored sweep, with the
+            seed of the file, to the same samples, bit by bit, on the same machine. A file that cannot be written is an
+            error at the start and a warning later. The file is removed at the end of the fit.
         progress : bool
             Show a progress bar, on a terminal.
         """
-        data, n_samples = data_and_count(loader, targets, n_samples)
-        if n_samples < 2:
-            msg = f"n_samples must be at least 2 to speak of a variance, not {n_samples}."
-            raise SettingsError(msg)
+        data, n_samples = data_and_count(loader, targets, n_samples, least=2)
         self.release()  # the memory of an earlier fit is needed for this one
         self._directions = self._measured = self._precision = None
         self._base, self._likelihood, self._precision_rule = base, self._asked, self._asked_precision
         self._network.check_unchanged()
-        self._prepared, fitted = fitting.fit(
-            self._kind(),
-            data,
-            self._asked,
-            n_samples,
-            device=self._network.device,
-            projector=projector,
-            tolerance=self._tolerance if tolerance is None else tolerance,
-            base=base,
-            generator=generator,
-            memory_limit=memory_limit,
-            checkpoint=checkpoint,
-            trial=self._precision_rule == "auto" and held_out is None,
-            progress=progress,
-        )
+        rtol = self._tolerance if tolerance is None else tolerance
+        with Progress(show=progress) as bar:
+            self._prepared, fitted = fitting.fit(
+                partial(fitting.open_rows, self._kind(), data, self._asked),
+                lambda rows: FitRequest(rows, n_samples, projector, rtol, memory_limit),
+                base,
+                generator,
+                checkpoint,
+                bar,
+                Meter(self._network.device, bar.phase),
+                trial=self._precision_rule == "auto" and held_out is None,
+            )
         self._likelihood = self._prepared.jacobian.likelihood
         self._take(fitted)
         if held_out is not None:
@@ -150,8 +145,7 @@ class NullSpacePosterior(SamplePosterior):
         if (n_samples := whole(n_samples)) < 1:
             msg = f"n_samples must be at least 1, not {n_samples}."
             raise SettingsError(msg)
-        request, plan = (found := self._need_prepared()).request, found.plan
-        del found  # a smaller plan has to free it
+        request, plan = attrgetter("request", "plan")(self._need_prepared())
         wanted, at_once = self.n_samples + n_samples, n_samples
         with Progress(show=progress) as bar:
             while self.n_samples < wanted:
@@ -180,6 +174,7 @@ class NullSpacePosterior(SamplePosterior):
         return fitted
 
     def _smaller(self, request: FitRequest, plan: FitPlan, error: BaseException) -> FitPlan:
+        """Return a smaller plan to draw single samples with, or refuse."""
         try:
             return shrink(replace(request, n_samples=1), plan, error)
         except SettingsError as refusal:
@@ -240,16 +235,7 @@ class NullSpacePosterior(SamplePosterior):
         return self._exact(x, self._batch_fn) / self.prior_precision
 
     def _resolve_precision(self, rule: str | float) -> float:
-        if not isinstance(rule, str):
-            return float(rule)
-        measured = self._need_measured()
-        optimal = measured.closed_form(self._network.theta, based=self._base is not None)
-        if rule != "auto":
-            return 1.0 / optimal if rule == "paper" else optimal
-        if measured.promise is None:
-            msg = 'prior_precision="auto" is measured during a fit that has it from the start: fit again, or tune().'
-            raise SettingsError(msg)
-        return max(optimal, measured.promise.needed)
+        return self._need_measured().precision(rule, self._network.theta, based=self._base is not None)
 
     def _need_measured(self) -> Measured:
         if self._measured is None:

@@ -1,140 +1,19 @@
-"""What a fit measured, and its report at the prior precision in use."""
+"""The report of a fit: what it measured, at the prior precision in use, as a table and as warnings."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
-import torch
-from torch import Tensor
-
-from nullbayes import priors
 from nullbayes.errors import CollapseWarning, UnderfitWarning, warn
-from nullbayes.posteriors.header import MOST_NOTES, Amount, Count, Notes
+from nullbayes.posteriors.measured import Measured
 from nullbayes.posteriors.promise import NATS, Promise
-from nullbayes.projectors import mean_and_error
 
 _NO_NULL_SPACE = (
     "there are at least as many rows as parameters, so no null space in the strict sense: how much variance is left "
     "depends on the tolerance, and the size of a variance means nothing by itself"
 )
 _MUCH = 0.25  # of the spread of the outputs, for a standard deviation on training data
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a fit measured, at a prior precision of 1. The report in a posterior file has the same fields.
-
-    Attributes
-    ----------
-    projector, reason, route : str
-        The projector that was used and why, and how the rows were formed.
-    n_data, n_rows, n_counted : int
-        Training examples, their rows, and the rows without those of ignored positions, which are zero.
-    data, seed : str, int
-        Fingerprint of the training data, and the seed of the samples.
-    output_std : float
-        The spread of the network's own training outputs.
-    residual, tolerance : tuple of float, float
-        ``|A v| / |A noise|`` per sample, as in :class:`Info <nullbayes.projectors.Info>`, and the largest allowed.
-    converged, sweeps : bool, int
-        Whether every sample reached the tolerance, and the number of passes over the rows.
-    rank, traces : int or None, tuple of float
-        The rank of the rows, where the projector decides one; estimates of the dimension of their null space.
-    train_std : float
-        Root mean square standard deviation that remains on the training outputs, in their own units.
-    worst_ratio : float or None
-        The largest ratio of the standard deviation of an output to its spread; None for one output, or for classes.
-    train_loss_std : float or None
-        Root mean square change of the training losses to first order, in nats; None for rows of outputs.
-    seconds, peak_memory : dict, int or None
-        Time per phase, and bytes beyond what the process held when the fit began.
-    promise : Promise or None
-        The measurements that the default precision was chosen by.
-    notes : tuple of str
-        What else happened: that memory ran out, for example, and how the fit continued.
-    """
-
-    projector: str
-    reason: str
-    route: str
-    n_data: Count
-    n_rows: Count
-    n_counted: Count
-    data: str
-    output_std: Amount
-    seed: Count
-    tolerance: Amount
-    residual: tuple[Amount, ...]
-    converged: bool
-    sweeps: Count
-    rank: Count | None
-    traces: tuple[float, ...]
-    train_std: Amount
-    worst_ratio: Amount | None
-    train_loss_std: Amount | None
-    seconds: dict[str, Amount]
-    peak_memory: Count | None
-    promise: Promise | None
-    notes: Notes
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers, strings, lists and dictionaries, for JSON."""
-        values = dataclasses.asdict(self)
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-    def dimension(self, n_parameters: int) -> tuple[float, float]:
-        """Return the effective dimension of the null space, and its standard error."""
-        if self.rank is not None:
-            return float(n_parameters - self.rank), 0.0
-        return mean_and_error(torch.tensor(self.traces, dtype=torch.float64, device="cpu"), n_parameters)
-
-    def closed_form(self, theta: Tensor, *, based: bool) -> float:  # (P,)
-        """Return the prior precision "optimal": 1 for samples of a base distribution, which carry their own scale."""
-        norm, size = float(theta.double().square().sum()), len(theta)
-        return 1.0 if based else priors.closed_form(size, self.dimension(size)[0], norm)
-
-
-def from_header(values: Mapping[str, Any]) -> Measured:
-    """Return what the header of a file says that a fit measured."""
-    promise = None if values["promise"] is None else Promise(**values["promise"])
-    lists = {name: tuple(float(number) for number in values[name]) for name in ("residual", "traces")}
-    return Measured(**{**values, **lists, "promise": promise, "notes": tuple(values["notes"])})
-
-
-def merged(old: Measured, new: Measured) -> Measured:
-    """Return what was measured on earlier samples and on new ones together."""
-    have, more = len(old.residual), len(new.residual)
-
-    def pooled(before: float, after: float) -> float:
-        return math.sqrt((more * after**2 + have * before**2) / (have + more))
-
-    def pooled_or_none(before: float | None, after: float | None) -> float | None:
-        return None if after is None else pooled(before or 0.0, after)
-
-    return dataclasses.replace(
-        old,
-        tolerance=max(old.tolerance, new.tolerance),
-        residual=old.residual + new.residual,
-        converged=old.converged and new.converged,
-        sweeps=max(old.sweeps, new.sweeps),
-        rank=new.rank,
-        traces=old.traces + new.traces,
-        train_std=pooled(old.train_std, new.train_std),
-        worst_ratio=pooled_or_none(old.worst_ratio, new.worst_ratio),
-        train_loss_std=pooled_or_none(old.train_loss_std, new.train_loss_std),
-        notes=tuple(dict.fromkeys([*old.notes, *new.notes]))[-MOST_NOTES:],
-    )
-
-
-def timed(measured: Measured, seconds: Mapping[str, float], peak_memory: int | None) -> Measured:
-    """Return the same with more seconds per phase, and with another peak of memory if it is higher."""
-    total = {n: measured.seconds.get(n, 0.0) + seconds.get(n, 0.0) for n in {**measured.seconds, **seconds}}
-    peaks = [peak for peak in (measured.peak_memory, peak_memory) if peak is not None]
-    return dataclasses.replace(measured, seconds=total, peak_memory=max(peaks, default=None))
 
 
 @dataclass(frozen=True, kw_only=True)
