@@ -50,7 +50,7 @@ def test_chunks_are_counted_as_they_are_formed(
     model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
     rows, sizes = nb.OutputJacobian(model, [(x, y)]), []
     working = rows.working_bytes = 6 * rows._layers.example_bytes
-    assert rows.forming_chunks(storage, working) == n_chunks
+    assert rows.costs(storage).forming_chunks(working) == n_chunks
     form = layers.LayerRows.form
     monkeypatch.setattr(layers.LayerRows, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
     rows._form(0, 7, working // share)

@@ -153,10 +153,11 @@ def test_kept_bytes_are_those_of_the_tensors_held(case: Model) -> None:
     rows = nb.OutputJacobian(case.build(), [CLASSIFICATION.data(case)])
     kept = rows.keep()
     tensors = [value for piece in kept.pieces for value in vars(piece).values() if isinstance(value, Tensor)]
-    assert rows.kept_bytes() == 8 * sum(t.numel() for t in tensors)
-    assert kept.kept_bytes() == 0
+    assert rows.costs().held_bytes == 8 * sum(t.numel() for t in tensors)
+    assert kept.costs().held_bytes == 0
     assert kept.keep() is kept
-    assert (kept.gram_cost(), kept.product_cost()) == (rows.gram_cost(), rows.product_cost())
+    assert kept.costs().gram_flops == rows.costs().gram_flops
+    assert kept.costs().product_flops == rows.costs().product_flops
 
 
 # --- which data -------------------------------------------------------------------------------------------------------
@@ -198,7 +199,7 @@ def test_block_is_formed_in_as_many_parts_as_memory_asks_for(room: int) -> None:
     rows = nb.OutputJacobian(model, [(x, y)])
     rows.working_bytes = room
     wanted = jacobian(model, x).flatten(0, 1)
-    assert isinstance(rows.block(0, 21), HeldBlock if room >= 2 * rows.kept_bytes() else StreamedBlock)
+    assert isinstance(rows.block(0, 21), HeldBlock if room >= 2 * rows.costs().held_bytes else StreamedBlock)
     assert isinstance(rows.block(3, 6), HeldBlock)  # a single example is never cut
     for start, stop in [(0, 21), (3, 21), (6, 15), (3, 6)]:
         block, part = rows.block(start, stop), wanted[start:stop]
@@ -219,7 +220,7 @@ def test_rows_are_the_same_wherever_a_plan_wants_them(case: Model, storage: Stor
     gram = stored.block(0, 15).gram(torch.float64)
     assert ((gram - wanted @ wanted.T).abs() <= 2.1 * within * lengths * lengths[:, None] + 1e-300).all()
     assert stored.reference is (rows if storage == "half" else stored)
-    assert rows.kept_bytes(half=True) <= rows.kept_bytes()
+    assert rows.costs("half").held_bytes <= rows.costs().held_bytes
 
 
 def test_one_example_is_enough() -> None:

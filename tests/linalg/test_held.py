@@ -8,8 +8,8 @@ from torch import Tensor
 
 import nullbayes as nb
 from layouts import MIXTURES, gaussian, layout
+from limited import limited
 from nullbayes.errors import SettingsError
-from nullbayes.linalg import pieces as pieces_module
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.pieces import OuterPiece
 
@@ -79,7 +79,7 @@ def test_blocks_are_views() -> None:
     (piece,) = rows.pieces
     assert piece.take(slice(2, 4)).tensors()[0].data_ptr() == matrix[2:].data_ptr()
     assert rows.keep() is rows
-    assert rows.kept_bytes() == 0
+    assert rows.costs().held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def streamed(rows: HeldRows, examples: int, formed: list[slice] | None = None) -
 def test_block_formed_in_parts_is_the_block(
     kind: str, examples: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces_module, "_TILE_ROWS", {"cpu": tile, "cuda": tile})
+    limited(monkeypatch, tile_rows=tile)
     found = layout(kind, order=1)
     block, whole = streamed(found.rows(), examples), found.matrix
     right, left = gaussian(3, whole.shape[1], seed=3), gaussian(3, len(whole), seed=4)

@@ -7,7 +7,7 @@ from torch import Tensor
 import nullbayes as nb
 from drawing import rand
 from layouts import MIXTURES, gaussian, layout
-from nullbayes.linalg import normal
+from limited import limited
 from nullbayes.linalg.held import HeldBlock, HeldRows
 from nullbayes.linalg.normal import normal_matrix
 
@@ -87,7 +87,7 @@ def test_examples_are_taken_some_at_a_time(kind: str, room: int) -> None:
 
 @pytest.mark.parametrize("panel", [1, 3, 8, 100])
 def test_upper_triangle_is_copied_a_panel_at_a_time(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normal, "_MIRRORED", panel)
+    limited(monkeypatch, mirrored_columns=panel)
     found = layout("everything", order=1)
     assert_normal(normal_matrix(found.rows()), weighted(found.matrix, None))
 

@@ -87,8 +87,12 @@ def test_empty_blocks_are_refused(block_rows: int) -> None:
 
 def test_costs_of_plain_rows() -> None:
     rows = Counted(7, 1)
-    assert rows.gram_cost() == rows.product_cost() == 20
-    assert rows.kept_bytes() == 7 * 10 * 4
+    costs = rows.costs()
+    assert costs.gram_flops == costs.product_flops == 20
+    assert costs.normal_flops == 700
+    assert costs.full_bytes == costs.held_bytes == 7 * 10 * 4
+    assert rows.costs("half").held_bytes == 7 * 10 * 2
+    assert rows.costs("form").held_bytes == 0
 
 
 # --- products ---
@@ -143,7 +147,7 @@ def test_matrix_free_rows_can_be_kept_and_projected() -> None:
     kept = rows.keep()
     assert torch.equal(kept.dense(), matrix)
     assert kept.block_rows == 4
-    assert rows.kept_bytes() == 6 * 9 * 8
+    assert rows.costs().held_bytes == 6 * 9 * 8
     directions = ExactDual().apply(ExactDual().prepare(rows), torch.eye(9, dtype=torch.float64)).directions
     torch.testing.assert_close(directions, kernel_projector(matrix))
 

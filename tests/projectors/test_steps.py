@@ -114,11 +114,11 @@ def test_default_shift_is_half_the_tolerance_of_who_asks() -> None:
 
 
 def test_precision_of_a_gram_matrix_follows_rows_size_and_device() -> None:
-    single, double = nb.DenseRows(torch.ones(2, 2)), nb.DenseRows(torch.ones(2, 2, dtype=torch.float64))
-    assert gram_precision(single, 1000) == torch.float64
-    assert gram_precision(double, 10_000) == torch.float64
-    if single.device.type == "cpu":
-        assert gram_precision(single, 1001) == torch.float32
+    here = torch.get_default_device()
+    assert gram_precision(torch.float32, here, 1000) == torch.float64
+    assert gram_precision(torch.float64, here, 10_000) == torch.float64
+    if here.type == "cpu":
+        assert gram_precision(torch.float32, here, 1001) == torch.float32
 
 
 def rough_gram(monkeypatch: pytest.MonkeyPatch) -> None:

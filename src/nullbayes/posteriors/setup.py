@@ -68,7 +68,7 @@ def set_up(asked: Asked, limit: int | None = None, host: int | None = None, halv
     limit = memory_limit_bytes(asked.memory_limit, rows.device) if limit is None else limit
     host = host_memory_bytes(rows.device) if host is None else host
     if isinstance(projector, Projector):
-        storage: Storage = "device" if rows.kept_bytes() <= limit // 2 else "form"
+        storage: Storage = "device" if rows.costs().held_bytes <= limit // 2 else "form"
         setup = Setup(projector, "as asked for", storage, min(rows.working_bytes, limit // 8), limit, host, None)
     else:
         plan = choose(rows, n_samples=asked.n_samples, memory_limit=limit, rtol=asked.tolerance, host_limit=host)
@@ -129,7 +129,7 @@ def _smaller_blocks(asked: Asked, setup: Setup) -> Setup:
     projector = halved or setup.projector
     # blocks of half the size may be enough; if they are not, nothing else is held either
     storage: Storage = setup.storage if halved is not None and not setup.notes else "form"
-    least, useful = rows.least_working_bytes(storage, asked.n_samples), 4 * rows.kept_bytes()
+    least, useful = rows.costs(storage).least_working_bytes(asked.n_samples), 4 * rows.costs().held_bytes
     working = min(before, max(least, min(before // 2, useful)))
     if (projector, storage, working) == (setup.projector, setup.storage, before):
         msg = (

@@ -12,7 +12,6 @@
 """
 
 from nullbayes.projectors.alternating import Alternating as Alternating
-from nullbayes.projectors.auto import Plan as Plan
 from nullbayes.projectors.auto import choose as choose
 from nullbayes.projectors.auto import least_bytes as least_bytes
 from nullbayes.projectors.base import Info as Info
@@ -26,4 +25,5 @@ from nullbayes.projectors.base import traces as traces
 from nullbayes.projectors.dual import ExactDual as ExactDual
 from nullbayes.projectors.krylov import Krylov as Krylov
 from nullbayes.projectors.lanczos import Lanczos as Lanczos
+from nullbayes.projectors.plan import Plan as Plan
 from nullbayes.projectors.primal import ExactPrimal as ExactPrimal

@@ -13,13 +13,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nullbayes.limits import double_is_fast
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Block, Rows
-from nullbayes.linalg.spectral import GramFactor, NormalFactor, factor_normal, factor_shifted, least_shift
+from nullbayes.linalg.spectral import (
+    CholeskyFactor,
+    NormalFactor,
+    factor_normal,
+    factor_shifted,
+    largest_growth,
+    least_shift,
+)
 
 _LOW_PRECISION_ROWS = 1_000  # from here on float32 factors of float32 rows pay where float64 is slow
 _SAFE_SHIFT = 4.0  # times what rounding asks for: no float32 factor was seen to overshoot from there on
-_FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}  # CUDA capabilities with float64 at full speed
 
 
 class Step(ABC):
@@ -38,7 +45,7 @@ class DualStep(Step):
     """The step of a block with fewer rows than columns: by the factor of its Gram matrix."""
 
     block: Callable[[], Block]
-    factor: GramFactor
+    factor: CholeskyFactor
 
     @property
     def precision(self) -> torch.dtype:  # type: ignore[override]
@@ -76,7 +83,7 @@ def dual_step(
     ``rtol`` is the tolerance at which short rows are spared, where the rows say that they may be.
     """
     spared = rows.spared(rtol)
-    chosen = precision or gram_precision(rows, stop - start)
+    chosen = precision or gram_precision(rows.dtype, rows.device, stop - start)
 
     def block() -> Block:
         return rows.block(start, stop)
@@ -94,25 +101,14 @@ def primal_step(rows: Rows, *, shift: float, rtol: float = 0.0) -> PrimalStep:
     return PrimalStep(factor_normal(lambda: normal_matrix(rows, scale), rows.dtype, shift))
 
 
-def gram_precision(rows: Rows, size: int) -> torch.dtype:
+def gram_precision(rows_dtype: torch.dtype, device: torch.device, size: int) -> torch.dtype:
     """Return the precision of a Gram matrix: float64 where it is cheap, or where the rows have it."""
-    cheap = size <= _LOW_PRECISION_ROWS or double_is_fast(rows.device)
-    return torch.float64 if cheap or rows.dtype == torch.float64 else torch.float32
-
-
-def double_is_fast(device: torch.device) -> bool:
-    """Return whether float64 runs about as fast as float32 there."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) in _FAST_DOUBLE
+    cheap = size <= _LOW_PRECISION_ROWS or double_is_fast(device)
+    return torch.float64 if cheap or rows_dtype == torch.float64 else torch.float32
 
 
 def _overshoots(step: DualStep, rows: Rows) -> bool:
     """Return whether the step takes away more than there is: an eigenvalue above 1, found by the power method."""
     generator = torch.Generator(device="cpu").manual_seed(0)
-    n = len(step.factor.scale)
-    start = torch.randn(4, n, generator=generator, device="cpu").to(rows.device, rows.dtype)
-    vectors = step.block().rmv(step.factor.solve(start))
-    size = 0.0
-    for _ in range(10):
-        vectors = step.removed(vectors / vectors.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny))
-        size = float(vectors.norm(dim=1).max())
-    return size > 1.01
+    start = torch.randn(4, len(step.factor.scale), generator=generator, device="cpu").to(rows.device, rows.dtype)
+    return largest_growth(step.removed, step.block().rmv(step.factor.solve(start)), steps=10) > 1.01
