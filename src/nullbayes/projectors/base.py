@@ -8,7 +8,6 @@ One stopping sentence holds for all of them, sample by sample, on a residual rec
 from __future__ import annotations
 
 import contextlib
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nullbayes.errors import ConvergenceWarning, NullBayesError, SettingsError
+from nullbayes.errors import ConvergenceWarning, NullBayesError, SettingsError, warn
 from nullbayes.linalg.rows import Rows
 from nullbayes.precision import full_precision
 
@@ -323,7 +322,7 @@ def conclude(
             f"{name}: {int((~converged).sum())} of {len(noise)} samples did not reach the tolerance "
             f"(largest residual {worst:.2g}, tolerance {projector.rtol:.2g}, {sweeps} sweeps): {failure.value}."
         )
-        warnings.warn(message, ConvergenceWarning, stacklevel=4)  # beyond the wrapper around apply
+        warn(message, ConvergenceWarning)
     return Projection(directions, info)
 
 
