@@ -180,14 +180,14 @@ def test_operations_are_those_that_are_done(name: str, n: int, kind: str, method
     with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: products_in_place}) as counter:
         state: Any = plan.projector.prepare(rows)
         if isinstance(plan.projector, Krylov):
-            state.all_at_once(noise)
+            state.parallel_sweep(noise)
             if rows.n_rows > rows.n_columns:  # a step does without the rows, the residual does not
                 rows.mv(noise), rows.mv(noise)
         elif isinstance(plan.projector, ExactDual):
             rows.rmv(state.factor.solve(rows.mv(noise)))
         else:
             rows.mv(noise), rows.mv(noise)
-            _ = (noise @ state.removed) @ state.removed.T
+            _ = (noise @ state.basis) @ state.basis.T
     done = counter.get_total_flops()
     if not isinstance(plan.projector, Krylov):  # Cholesky factors and solves consist of products, eigenvectors do not
         done += 9 * min(rows.n_rows, rows.n_columns) ** 3

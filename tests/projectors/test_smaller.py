@@ -61,10 +61,10 @@ def test_method_without_blocks_cannot_be_smaller(projector: Projector) -> None:
 
 def test_projector_of_a_user_takes_part() -> None:
     class Mine(Projector):
-        def prepare(self, rows: nb.Rows) -> nb.Rows:
+        def _prepare(self, rows: nb.Rows) -> nb.Rows:
             return rows
 
-        def apply(self, state: nb.Rows, noise: Tensor, **_: Any) -> Projection:
+        def _apply(self, state: nb.Rows, noise: Tensor, *_: Any) -> Projection:
             raise NotImplementedError
 
     assert sizes(Mine(), rows_of()) == [None]

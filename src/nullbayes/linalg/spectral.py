@@ -195,7 +195,7 @@ class NormalFactor:
     shift: float
     leak: float  # relative error that rounding introduces inside the null space
 
-    def removed(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
+    def correction(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
         """Return the part of each vector that the step removes."""
         wide = vectors.to(self.triangle.dtype)
         return (wide - self.shift * cholesky_solve(self.triangle, wide)).to(vectors.dtype)

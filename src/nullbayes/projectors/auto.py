@@ -19,7 +19,7 @@ from nullbayes.projectors.dual import ExactDual
 from nullbayes.projectors.krylov import Krylov
 from nullbayes.projectors.plan import Plan
 from nullbayes.projectors.primal import ExactPrimal
-from nullbayes.projectors.steps import gram_precision
+from nullbayes.projectors.sweep import gram_precision
 from nullbayes.types import Storage
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
