@@ -25,39 +25,17 @@ _PUSHED_VECTORS = 256  # vectors that matrix-free products take at a time, at mo
 
 @dataclass(frozen=True)
 class Limits:
-    """Chunk sizes on one kind of device.
+    """Chunk sizes on one kind of device."""
 
-    Attributes
-    ----------
-    working_bytes : int
-        Temporary memory for rows, where no plan sets it.
-    rows_per_pass : int
-        Rows that are multiplied at a time in a pass over all of them.
-    matrix_free_rows : int
-        The same for rows that are known by their products alone.
-    block_rows : int
-        Rows per block of a projector, where neither it nor the rows set a size.
-    tile_rows : int
-        Rows and columns of a tile of a Gram matrix.
-    panel_columns : int
-        Columns of a Cholesky factor that are computed at a time.
-    mirrored_columns : int
-        Columns of a symmetric matrix that are copied into its other triangle at a time.
-    normal_bytes : int
-        Products of examples that are held at a time while a normal matrix is summed.
-    lanczos_vectors : int
-        Vectors per block of the Lanczos process.
-    """
-
-    working_bytes: int = 2**28
-    rows_per_pass: int = 4096
-    matrix_free_rows: int = 8192
-    block_rows: int = 20_000
-    tile_rows: int = 1000
-    panel_columns: int = 256
-    mirrored_columns: int = 256
-    normal_bytes: int = 2**31
-    lanczos_vectors: int = 32
+    working_bytes: int = 2**28  # temporary memory for rows, where no plan sets it
+    rows_per_pass: int = 4096  # rows to multiply at a time in a pass over all of them
+    matrix_free_rows: int = 8192  # the same for rows that are known by their products alone
+    block_rows: int = 20_000  # rows per block of a projector, where neither it nor the rows set a size
+    tile_rows: int = 1000  # rows and columns of a tile of a Gram matrix
+    panel_columns: int = 256  # columns of a Cholesky factor that are computed at a time
+    mirrored_columns: int = 256  # columns of a symmetric matrix that are copied into its other triangle at a time
+    normal_bytes: int = 2**31  # products of examples that are held at a time while a normal matrix is summed
+    lanczos_vectors: int = 32  # vectors per block of the Lanczos process
 
 
 LIMITS = {
@@ -102,51 +80,30 @@ class PieceCosts(NamedTuple):
 
 @dataclass(frozen=True)
 class RowCosts:
-    """What rows cost in one way of storing them: bytes and floating-point operations. Plans are made from it alone.
+    """What rows cost in one way of storing them: bytes and floating-point operations.
 
-    Attributes
-    ----------
-    n_rows, n_columns, granule, dtype, device, working_bytes
-        As in :class:`Rows`.
-    storage : Storage
-        How the rows are stored.
-    pieces : tuple of PieceCosts
-        Costs of each range of columns.
-    full_bytes : int
-        Bytes to hold all rows in full precision; 0 if they are held already.
-    held_bytes : int
-        Bytes to hold them as ``storage`` says, on the device or on the host; 0 if they are not held, or already.
-    normal_flops : float
-        Operations of the normal matrix of all rows.
-    numbers_per_row : int
-        Stored numbers per row.
-    example_bytes : int
-        Temporary bytes per example while its rows are formed; 0 for rows that need not be formed.
+    Rows that are formed share the working bytes W like this:
 
-    Notes
-    -----
-    Temporary memory of rows that are formed, as shares of the working bytes W:
-
-    ===============  ====================================================================
-    forming, held    W while the rows are formed, W/2 in half precision
-    "form"           W/2 for formed rows, W/4 or what few rows leave to form them, W/4 for products
+    ===============  ===============================================================================
+    then held        W to form them, W/2 in half precision
+    "form"           W/2 for the rows, W/4 (more if the rows are few) to form them, W/4 for products
     "products"       W for the vectors and what the network computes from them
-    ===============  ====================================================================
+    ===============  ===============================================================================
     """
 
     n_rows: int
     n_columns: int
-    granule: int
+    granule: int  # rows per example
     dtype: torch.dtype
     device: torch.device
-    working_bytes: int
+    working_bytes: int  # of the rows, unless a plan sets others
     storage: Storage
-    pieces: tuple[PieceCosts, ...]
-    full_bytes: int
-    held_bytes: int
-    normal_flops: float
-    numbers_per_row: int
-    example_bytes: int = 0
+    pieces: tuple[PieceCosts, ...]  # of each range of columns
+    full_bytes: int  # to hold all rows in full precision; 0 if they are held already
+    held_bytes: int  # to hold them as `storage` says, on the device or the host; 0 if they are not held, or already
+    normal_flops: float  # of the normal matrix of all rows
+    numbers_per_row: int  # that are stored
+    example_bytes: int = 0  # temporary bytes per example while its rows are formed; 0 if they need not be
 
     @property
     def gram_flops(self) -> float:

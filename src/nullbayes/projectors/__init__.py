@@ -19,12 +19,12 @@ from nullbayes.projectors.base import Outcome as Outcome
 from nullbayes.projectors.base import Projection as Projection
 from nullbayes.projectors.base import Projector as Projector
 from nullbayes.projectors.base import StepSchedule as StepSchedule
-from nullbayes.projectors.dual import ExactDual as ExactDual
+from nullbayes.projectors.direct import ExactDual as ExactDual
+from nullbayes.projectors.direct import ExactPrimal as ExactPrimal
+from nullbayes.projectors.direct import Lanczos as Lanczos
 from nullbayes.projectors.iteration import Iterative as Iterative
 from nullbayes.projectors.krylov import Krylov as Krylov
-from nullbayes.projectors.lanczos import Lanczos as Lanczos
 from nullbayes.projectors.plan import Plan as Plan
-from nullbayes.projectors.primal import ExactPrimal as ExactPrimal
 from nullbayes.projectors.stopping import Attempt as Attempt
 from nullbayes.projectors.stopping import check_noise as check_noise
 from nullbayes.projectors.stopping import check_tolerance as check_tolerance

@@ -7,31 +7,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from nullbayes.errors import SettingsError
 from nullbayes.limits import VECTORS_PER_SAMPLE, RowCosts, double_is_fast, normal_bytes, panel_bytes, tile_rows
+from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.alternating import Alternating
 from nullbayes.projectors.base import Projector
-from nullbayes.projectors.dual import ExactDual
+from nullbayes.projectors.direct import ExactDual, ExactPrimal
 from nullbayes.projectors.krylov import Krylov
 from nullbayes.projectors.plan import Plan
-from nullbayes.projectors.primal import ExactPrimal
 from nullbayes.projectors.sweep import gram_precision
 from nullbayes.types import Storage
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
 _HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
 _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # to consider
-
-
-class HasCosts(Protocol):
-    """Rows, as far as a choice needs them."""
-
-    def costs(self, storage: Storage = "device") -> RowCosts:
-        """Return what the rows cost where they are stored that way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +54,7 @@ def _rates(device: torch.device) -> Rates:
     return _ONE_THREAD if torch.get_num_threads() == 1 else _CPU
 
 
-def choose(rows: HasCosts, *, n_samples: int, memory_limit: int, rtol: float = 1e-2, host_limit: int = 0) -> Plan:
+def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2, host_limit: int = 0) -> Plan:
     """Pick the projector that reaches the tolerance soonest within the memory limit, by a count of the work.
 
     Parameters
@@ -107,7 +99,7 @@ def choose(rows: HasCosts, *, n_samples: int, memory_limit: int, rtol: float = 1
     raise SettingsError(msg)
 
 
-def least_bytes(rows: HasCosts, *, n_samples: int, rtol: float = 1e-2, host_limit: int = 0) -> int:
+def least_bytes(rows: Rows, *, n_samples: int, rtol: float = 1e-2, host_limit: int = 0) -> int:
     """Return the least memory limit that :func:`choose` has a plan for."""
     return min(plan.peak_bytes for plan in _plans(rows, n_samples, 0, rtol, host_limit))
 
@@ -116,7 +108,7 @@ def _vector_bytes(costs: RowCosts, n_samples: int) -> int:
     return VECTORS_PER_SAMPLE * n_samples * costs.n_columns * costs.dtype.itemsize
 
 
-def _plans(rows: HasCosts, n_samples: int, memory_limit: int, rtol: float, host_limit: int) -> list[Plan]:
+def _plans(rows: Rows, n_samples: int, memory_limit: int, rtol: float, host_limit: int) -> list[Plan]:
     """Return every plan, whether it fits in the limit or not."""
     return [
         plan

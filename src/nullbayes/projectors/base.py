@@ -15,10 +15,6 @@ from nullbayes.precision import full_precision
 
 Callback = Callable[[int, Tensor], None]  # (sweeps so far, relative residual of each sample)
 
-BLOCKS_INSTEAD = (
-    "use nb.projectors.Krylov(nb.projectors.Alternating(block_rows=...)), which needs no matrix of all rows"
-)
-
 
 class Store(Protocol):
     """Where an iteration leaves its state, as named tensors, so that another one can continue from it."""

@@ -87,34 +87,16 @@ def _references(rows: Rows, noise: Tensor, before: Tensor, frobenius: float) -> 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a method has computed, to be judged by :func:`finish_projection`.
+    """What a method has computed, to be judged by :func:`finish_projection`."""
 
-    Attributes
-    ----------
-    directions : Tensor (S, P)
-        The projected noise.
-    sweeps : Tensor (S,) or int
-        Passes over the rows, per sample or for all.
-    failure : Outcome
-        Why a sample may have missed the tolerance.
-    precision : torch.dtype
-        In which the factors were computed.
-    rank, cutoff
-        As in :class:`Info <nullbayes.projectors.Info>`.
-    norms : pair of Tensor (S,), optional
-        ``|A v|`` and ``|A noise|``, where the method has measured them last and has told the callback.
-    frobenius : float
-        As in :func:`residual_targets`.
-    """
-
-    directions: Tensor
-    sweeps: Tensor | int
-    failure: Outcome
-    precision: torch.dtype
+    directions: Tensor  # (S, P)
+    sweeps: Tensor | int  # passes over the rows, (S,) or the same for all samples
+    failure: Outcome  # why a sample may have missed the tolerance
+    precision: torch.dtype  # of the factors
     rank: int | None = None
     cutoff: float | None = None
-    norms: tuple[Tensor, Tensor] | None = None
-    frobenius: float = 0.0
+    norms: tuple[Tensor, Tensor] | None = None  # |A v|, |A noise| (S,), if they were measured and the callback told
+    frobenius: float = 0.0  # as in residual_targets
 
 
 def finish_projection(

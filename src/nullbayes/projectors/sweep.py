@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,28 +31,13 @@ _PASSES = 2  # power iterations of the range finder, after its first pass over t
 _SPARE = 10  # random vectors of the range finder beyond the directions that it looks for
 
 
-class Step(Protocol):
-    """One step of a sweep."""
-
-    @property
-    def precision(self) -> torch.dtype:
-        """In which its factor was computed."""
-
-    @property
-    def leak(self) -> float:
-        """Relative error that rounding introduces inside the null space, beyond that of the correction."""
-
-    def correction(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
-        """Return what the step removes from each vector; it has no part in the null space."""
-
-
 @dataclass(frozen=True)
 class DualStep:
     """The step of a block with fewer rows than columns, by the factor of its Gram matrix."""
 
     block: Callable[[], Block]
     factor: CholeskyFactor
-    leak: float = 0.0
+    leak: float = 0.0  # relative error that rounding introduces inside the null space, beyond that of the correction
 
     @property
     def precision(self) -> torch.dtype:
@@ -61,7 +45,7 @@ class DualStep:
         return self.factor.scale.dtype
 
     def correction(self, vectors: Tensor) -> Tensor:
-        """Return ``B.T (B B.T + δ D²)⁻¹ B v``."""
+        """Return ``B.T (B B.T + δ D²)⁻¹ B v``, which has no part in the null space."""
         block = self.block()
         return block.rmv(self.factor.solve(block.mv(vectors)))
 
@@ -81,6 +65,9 @@ class PrimalStep:
     def correction(self, vectors: Tensor) -> Tensor:
         """Return the same by Woodbury's identity, without reading the rows."""
         return self.factor.correction(vectors)
+
+
+Step = DualStep | PrimalStep
 
 
 def dual_step(
