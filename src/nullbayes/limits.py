@@ -84,16 +84,16 @@ class RowCosts:
 
     Rows that are formed share the working bytes W like this:
 
-    ===============  ===============================================================================
-    then held        W to form them, W/2 in half precision
-    "form"           W/2 for the rows, W/4 (more if the rows are few) to form them, W/4 for products
-    "products"       W for the vectors and what the network computes from them
-    ===============  ===============================================================================
+    =============  ===============================================================================
+    held later     W to form them, W/2 in half precision
+    "recompute"    W/2 for the rows, W/4 (more if the rows are few) to form them, W/4 for products
+    "matrix_free"  W for the vectors and what the network computes from them
+    =============  ===============================================================================
     """
 
     n_rows: int
     n_columns: int
-    granule: int  # rows per example
+    rows_per_example: int  # rows per example
     dtype: torch.dtype
     device: torch.device
     working_bytes: int  # of the rows, unless a plan sets others
@@ -122,7 +122,7 @@ class RowCosts:
 
     @property
     def _n_examples(self) -> int:
-        return -(-self.n_rows // self.granule)
+        return -(-self.n_rows // self.rows_per_example)
 
     @property
     def _row_bytes(self) -> int:
@@ -133,15 +133,15 @@ class RowCosts:
         """Return the least working bytes: enough for one example at a time."""
         if not self.example_bytes:
             return _LEAST_WORKING_BYTES
-        if self.storage == "products":
-            least = n_vectors * pushed_bytes(self.example_bytes, self.granule) + self._vector_bytes
+        if self.storage == "matrix_free":
+            least = n_vectors * pushed_bytes(self.example_bytes, self.rows_per_example) + self._vector_bytes
         else:
-            least = (4 if self.storage == "form" else 2) * max(self.example_bytes, self._row_bytes)
+            least = (4 if self.storage == "recompute" else 2) * max(self.example_bytes, self._row_bytes)
         return max(_LEAST_WORKING_BYTES, least)
 
     def forming_bytes(self, working_bytes: int) -> int:
         """Return the temporary bytes to form rows that are then held."""
-        if self.storage in ("form", "products") or not self.example_bytes:
+        if self.storage in ("recompute", "matrix_free") or not self.example_bytes:
             return 0
         each = self.example_bytes * (2 if self.storage == "half" else 1)
         return max(each, min(working_bytes // each, self._n_examples) * each)
@@ -150,22 +150,22 @@ class RowCosts:
         """Return in how many chunks all rows are formed once; each takes its time, however small."""
         if not self.example_bytes:
             return 0
-        share = {"half": 2, "form": 4}.get(self.storage, 1)
+        share = {"half": 2, "recompute": 4}.get(self.storage, 1)
         return -(-self._n_examples // max(1, working_bytes // share // self.example_bytes))
 
     def transient_bytes(self, working_bytes: int, block_rows: int, n_vectors: int) -> tuple[int, int]:
         """Return the temporary bytes for the Gram matrix of a block, and for products with the block."""
-        if self.storage == "products" and self.example_bytes:
-            pushed = pushed_bytes(self.example_bytes, self.granule)
+        if self.storage == "matrix_free" and self.example_bytes:
+            pushed = pushed_bytes(self.example_bytes, self.rows_per_example)
             pushed = min(working_bytes, max(n_vectors, _PUSHED_VECTORS) * pushed)
             rows = min(block_rows, working_bytes // self._vector_bytes) * self._vector_bytes
             return min(working_bytes, rows + pushed), pushed
-        formed = self.storage == "form" and self.example_bytes > 0
+        formed = self.storage == "recompute" and self.example_bytes > 0
         room = working_bytes // 4 if formed else working_bytes
         tile = min(block_rows, tile_rows(self.device, room))
         gram = min(room, 16 * tile**2 + min(room // 2, 16 * tile * self.numbers_per_row))
         products = min(room, int(block_rows * max(piece.product_bytes(n_vectors) for piece in self.pieces)))
-        block = block_rows // self.granule
+        block = block_rows // self.rows_per_example
         if formed:
             gram += self._formed_bytes(working_bytes, block)
             products += self._formed_bytes(working_bytes, max(block, self._n_examples))  # to measure the residual
@@ -190,9 +190,9 @@ def forming_room(working_bytes: int, row_bytes: int) -> int:
     return max(working_bytes // 4, working_bytes - working_bytes // 4 - 2 * row_bytes)
 
 
-def pushed_bytes(example_bytes: int, granule: int) -> int:
+def pushed_bytes(example_bytes: int, rows_per_example: int) -> int:
     """Return the temporary bytes per example and vector of a matrix-free product."""
-    return 2 * example_bytes // granule
+    return 2 * example_bytes // rows_per_example
 
 
 def panel_bytes(size: int, dtype: torch.dtype, device: torch.device) -> int:

@@ -43,7 +43,7 @@ def test_rows_are_formed_in_chunks_of_even_size(monkeypatch: pytest.MonkeyPatch)
     assert sizes == [4, 3]
 
 
-@pytest.mark.parametrize(("storage", "share", "n_chunks"), [("device", 1, 2), ("half", 2, 3), ("form", 4, 7)])
+@pytest.mark.parametrize(("storage", "share", "n_chunks"), [("device", 1, 2), ("half", 2, 3), ("recompute", 4, 7)])
 def test_chunks_are_counted_as_they_are_formed(
     storage: str, share: int, n_chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

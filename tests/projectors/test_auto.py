@@ -23,7 +23,7 @@ class Shape:
 
     n_rows: int
     n_columns: int
-    granule: int = 1
+    rows_per_example: int = 1
     held: bool = False
     packed: int = 1  # how many times fewer bytes than entries: factors of outer products
     dtype: torch.dtype = torch.float32
@@ -35,7 +35,7 @@ class Shape:
         return RowCosts(
             n_rows=self.n_rows,
             n_columns=self.n_columns,
-            granule=self.granule,
+            rows_per_example=self.rows_per_example,
             dtype=self.dtype,
             device=torch.device(self.device),
             working_bytes=LIMITS[self.device].working_bytes,
@@ -113,7 +113,7 @@ def test_less_memory_means_smaller_blocks_then_rows_formed_anew_then_a_refusal(s
     assert blocks[-1] <= blocks[0] / 4
     assert all(plan.seconds >= before.seconds for before, plan in itertools.pairwise(plans))  # less room, never sooner
     assert plans[0].storage in ("device", "half")
-    assert plans[-1].storage == "form"
+    assert plans[-1].storage == "recompute"
     with pytest.raises(SettingsError, match=r"10 samples of .* parameters alone need .* take fewer samples"):
         choose(rows, n_samples=10, memory_limit=10 * rows.n_columns * 4)
 
@@ -128,8 +128,8 @@ def test_half_precision_is_for_float32_rows_and_loose_tolerances() -> None:
     assert loose.storage == "half"
     assert isinstance(loose.projector, Krylov)
     assert loose.projector.alternating.gram_dtype == torch.float32  # of ten-bit numbers it is exact enough
-    assert plan(torch.float32, 1e-3).storage == "form"  # ten bits are not enough for that
-    assert plan(torch.float64, 1e-2).storage == "form"
+    assert plan(torch.float32, 1e-3).storage == "recompute"  # ten bits are not enough for that
+    assert plan(torch.float64, 1e-2).storage == "recompute"
 
 
 @pytest.mark.usefixtures("graphics_card")
@@ -142,9 +142,9 @@ def test_host_memory_is_for_a_graphics_card_and_only_as_much_as_there_is() -> No
         return choose(rows, n_samples=2, memory_limit=limit, rtol=1e-3, host_limit=host_limit).storage
 
     assert storage(rows, 2 * kept) == "host"
-    assert storage(rows, kept - 1) == "form"
-    assert storage(rows, 0) == "form"
-    assert storage(Shape(100_000, 400_000, packed=20), 2 * kept) == "form"  # host memory is the limit already
+    assert storage(rows, kept - 1) == "recompute"
+    assert storage(rows, 0) == "recompute"
+    assert storage(Shape(100_000, 400_000, packed=20), 2 * kept) == "recompute"  # host memory is the limit already
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -175,7 +175,7 @@ def test_tighter_tolerance_takes_longer() -> None:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     examples=st.integers(1, 100_000),
-    granule=st.integers(1, 20),
+    rows_per_example=st.integers(1, 20),
     n_columns=st.integers(1, 1_000_000),
     n_samples=st.integers(1, 50),
     limit=st.integers(20, 40).map(lambda power: 2**power),
@@ -185,7 +185,7 @@ def test_tighter_tolerance_takes_longer() -> None:
 )
 def test_plan_stays_within_its_memory_or_is_refused(
     examples: int,
-    granule: int,
+    rows_per_example: int,
     n_columns: int,
     n_samples: int,
     limit: int,
@@ -193,7 +193,7 @@ def test_plan_stays_within_its_memory_or_is_refused(
     dtype: torch.dtype,
     rtol: float,
 ) -> None:
-    rows = Shape(examples * granule, n_columns, granule, held=held, dtype=dtype)
+    rows = Shape(examples * rows_per_example, n_columns, rows_per_example, held=held, dtype=dtype)
     try:
         plan = choose(rows, n_samples=n_samples, memory_limit=limit, rtol=rtol)
     except SettingsError as refusal:
@@ -213,8 +213,8 @@ def test_plan_stays_within_its_memory_or_is_refused(
         assert dtype == torch.float32
         assert rtol > 1e-4
     if isinstance(plan.projector, Krylov):
-        assert granule <= block_rows(plan) <= rows.n_rows
-        assert block_rows(plan) % granule == 0
+        assert rows_per_example <= block_rows(plan) <= rows.n_rows
+        assert block_rows(plan) % rows_per_example == 0
         assert plan.projector.rtol == rtol
 
 

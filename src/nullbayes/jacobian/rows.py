@@ -25,7 +25,7 @@ from nullbayes.linalg.pieces import Piece, normal_flops
 from nullbayes.linalg.rows import Block, Rows
 from nullbayes.types import RowFunction, Storage
 
-Formed = Literal["form", "products"]
+Formed = Literal["recompute", "matrix_free"]
 
 
 class JacobianRows(Rows):
@@ -36,14 +36,14 @@ class JacobianRows(Rows):
     network, examples, likelihood
         The network whose derivatives these are, and the data.
     function : RowFunction
-        ``(flat parameters, inputs, targets) -> (n, granule)``.
-    granule : int
+        ``(flat parameters, inputs, targets) -> (n, rows_per_example)``.
+    rows_per_example : int
         Rows per example.
     output_std : float
         Standard deviation of the outputs over the examples.
     n_outputs : int
         Outputs per example.
-    storage : "form" or "products"
+    storage : "recompute" or "matrix_free"
         What a block is: its entries, formed whenever they are needed, or two products, by JVP and VJP, that never form
         it. :class:`RowCosts <nullbayes.limits.RowCosts>` says how both share the :attr:`working_bytes`.
     """
@@ -58,46 +58,47 @@ class JacobianRows(Rows):
         likelihood: Likelihood,
         function: RowFunction,
         *,
-        granule: int,
+        rows_per_example: int,
         output_std: float,
         n_outputs: int,
-        storage: Formed = "form",
+        storage: Formed = "recompute",
     ) -> None:
-        if storage not in ("form", "products"):
-            msg = f'storage must be "form" or "products", not {storage!r}; .keep() holds all rows.'
+        if storage not in ("recompute", "matrix_free"):
+            msg = f'storage must be "recompute" or "matrix_free", not {storage!r}; .keep() holds all rows.'
             raise SettingsError(msg)
         self.network, self.examples, self.likelihood, self.function = network, examples, likelihood, function
-        self.granule, self.output_std, self.n_outputs = granule, output_std, n_outputs
+        self.rows_per_example, self.output_std, self.n_outputs = rows_per_example, output_std, n_outputs
         self.storage: Storage = storage
-        self.n_rows, self.n_columns = len(examples) * granule, network.n_parameters
+        self.n_rows, self.n_columns = len(examples) * rows_per_example, network.n_parameters
         self.dtype, self.device = network.dtype, network.device
         few = examples.read(0, min(3, len(examples)))
         self._layers = LayerRows(network, function, *few)
         self._row_bytes = max(1, sum(piece.costs().n_bytes for piece in self._layers.example_pieces))  # per example
         self._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
         probed, block = self._layers.probe(*few)
-        compare_modes(network, probed, *few, block, needed=storage == "products")
+        compare_modes(network, probed, *few, block, needed=storage == "matrix_free")
 
     @property
     def route(self) -> str:
         """Say how the rows are computed."""
-        route = "jvp and vjp" if self.storage == "products" else self._layers.route
+        route = "jvp and vjp" if self.storage == "matrix_free" else self._layers.route
         if not self.network.forward_mode:
             route += "; predictions by rows as well"
         return f"{route}; in float32" if self.network.widened else route
 
     def block(self, start: int, stop: int) -> Block:
         """Return the rows of whole examples: formed at once or part by part, as memory allows, or matrix-free."""
-        first, last, like = start // self.granule, stop // self.granule, self.network.theta[:0]
-        if self.storage == "form":
+        each, like = self.rows_per_example, self.network.theta[:0]
+        first, last = start // each, stop // each
+        if self.storage == "recompute":
             at_once = max(1, self.working_bytes // 2 // self._row_bytes)
             if last - first <= at_once:
                 return self._held(first, last)
             ranges = self.examples.ranges(max(1, at_once // 2), first, last)
-            parts = tuple(slice(a * self.granule - start, b * self.granule - start) for a, b in ranges)
+            parts = tuple(slice(a * each - start, b * each - start) for a, b in ranges)
 
             def form(part: slice) -> HeldBlock:
-                return self._held((start + part.start) // self.granule, (start + part.stop) // self.granule)
+                return self._held((start + part.start) // each, (start + part.stop) // each)
 
             return StreamedBlock(parts, form, stop - start, like)
         return ProductBlock(
@@ -111,30 +112,36 @@ class JacobianRows(Rows):
 
     def _held(self, first: int, last: int) -> HeldBlock:
         room = forming_room(self.working_bytes, (last - first) * self._row_bytes)
-        pieces, n = self._form(first, last, room), (last - first) * self.granule
-        return HeldBlock(pieces, n, self.n_columns, self.granule, self.network.theta[:0], self.working_bytes // 4)
+        pieces, each = self._form(first, last, room), self.rows_per_example
+        like, n_rows = self.network.theta[:0], (last - first) * each
+        return HeldBlock(pieces, n_rows, self.n_columns, each, like, self.working_bytes // 4)
 
     @property
-    def walk_rows(self) -> int:
+    def rows_per_pass(self) -> int:
         """Rows to multiply at a time in a pass over all of them: those of as many examples as may be formed."""
-        if self.storage == "products":
-            return self._whole(limits(self.device).matrix_free_rows)
-        return self._whole(self.working_bytes // 4 // self._row_bytes * self.granule)
+        if self.storage == "matrix_free":
+            return self._round_to_examples(limits(self.device).matrix_free_rows)
+        return self._round_to_examples(self.working_bytes // 4 // self._row_bytes * self.rows_per_example)
 
     def keep(self, *, half: bool = False, host: bool = False) -> Rows:
         """Return the same rows held in memory: factors for linear layers, entries for the rest."""
         place = torch.device("cpu") if host else self.device
         pieces = self._form(0, len(self.examples), self.working_bytes // (2 if half else 1), half=half, place=place)
         held = HeldRows(
-            pieces, n_rows=self.n_rows, n_columns=self.n_columns, like=self.network.theta, granule=self.granule,
-            block_rows=self.block_rows, reference=self if half else None,
-        )  # fmt: skip
+            pieces,
+            n_rows=self.n_rows,
+            n_columns=self.n_columns,
+            like=self.network.theta,
+            rows_per_example=self.rows_per_example,
+            block_rows=self.block_rows,
+            reference=self if half else None,
+        )
         held.working_bytes, held.spares_short_rows = self.working_bytes, self.spares_short_rows
         return held
 
     def stored(self, storage: Storage) -> Rows:
         """Return the same rows, stored as a plan says."""
-        if storage in ("form", "products"):
+        if storage in ("recompute", "matrix_free"):
             other = copy.copy(self)
             other.storage = storage
             return other
@@ -143,7 +150,7 @@ class JacobianRows(Rows):
     def on(self, examples: Examples) -> JacobianRows:
         """Return the rows of some of the examples, without looking at network and data again."""
         other = copy.copy(self)
-        other.examples, other.n_rows, other._frobenius = examples, len(examples) * self.granule, None
+        other.examples, other.n_rows, other._frobenius = examples, len(examples) * self.rows_per_example, None
         other._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
         return other
 
@@ -152,20 +159,20 @@ class JacobianRows(Rows):
         outlines, n = self._layers.example_pieces, len(self.examples)
         stored = [piece.halved() for piece in outlines] if storage == "half" else outlines
         pieces = tuple(piece.costs() for piece in stored)
-        held = 0 if storage in ("form", "products") else n * sum(piece.n_bytes for piece in pieces)
-        factors = [f for piece in outlines for f in piece.factors(self.granule)]
+        held = 0 if storage in ("recompute", "matrix_free") else n * sum(piece.n_bytes for piece in pieces)
+        factors = [f for piece in outlines for f in piece.factors(self.rows_per_example)]
         return self._costs(
             storage, pieces, n * self._row_bytes, held, n * normal_flops(factors), self._layers.example_bytes
         )
 
     @property
-    def held_numbers(self) -> int:
+    def numbers_per_row(self) -> int:
         """Stored numbers per row."""
-        return max(1, self._row_bytes // self.granule // self.dtype.itemsize)
+        return max(1, self._row_bytes // self.rows_per_example // self.dtype.itemsize)
 
     @property
     def _pushed_bytes(self) -> int:
-        return pushed_bytes(self._layers.example_bytes, self.granule)
+        return pushed_bytes(self._layers.example_bytes, self.rows_per_example)
 
     def _pieces(self, start: int, stop: int) -> list[Piece]:
         """Form the rows of some examples, compared with those of plain automatic differentiation the first time."""
@@ -193,8 +200,8 @@ class JacobianRows(Rows):
             if half:
                 part = [piece.halved() for piece in part]
             if not whole:
-                whole = [piece.allocate((last - first) * self.granule, place or self.device) for piece in part]
-            rows = slice((start - first) * self.granule, (stop - first) * self.granule)
+                whole = [piece.allocate((last - first) * self.rows_per_example, place or self.device) for piece in part]
+            rows = slice((start - first) * self.rows_per_example, (stop - first) * self.rows_per_example)
             for target, piece in zip(whole, part, strict=True):
                 target.take(rows).fill(piece)
         return tuple(whole)
@@ -218,7 +225,7 @@ class JacobianRows(Rows):
         return torch.cat(parts, dim=1)
 
     def _pull(self, weights: Tensor, first: int, last: int) -> Tensor:  # (S, m) -> (S, P)
-        weights = weights.reshape(len(weights), last - first, self.granule)
+        weights = weights.reshape(len(weights), last - first, self.rows_per_example)
         result = weights.new_zeros(len(weights), self.n_columns)
         for a, b in self._chunks(len(weights), first, last):
             part = weights[:, a - first : b - first]

@@ -22,7 +22,7 @@ class HeldBlock(Block):
     pieces: tuple[Piece, ...]
     n_rows: int
     n_columns: int
-    granule: int
+    rows_per_example: int
     like: Tensor  # dtype and device
     working_bytes: int = 2**28  # temporary memory of products
 
@@ -44,7 +44,7 @@ class HeldBlock(Block):
         """Iterate over the pieces and the ranges of rows that a product takes at a time."""
         for piece in self.pieces:
             at_once = int(self.working_bytes / max(1.0, piece.costs().product_bytes(n_vectors)))
-            step = max(1, at_once // self.granule) * self.granule
+            step = max(1, at_once // self.rows_per_example) * self.rows_per_example
             for start in range(0, self.n_rows, step):
                 yield piece, slice(start, min(self.n_rows, start + step))
 
@@ -74,16 +74,16 @@ class HeldBlock(Block):
         """Return some of the rows: views."""
         pieces = tuple(piece.take(rows) for piece in self.pieces)
         n_rows = rows.stop - rows.start
-        return HeldBlock(pieces, n_rows, self.n_columns, self.granule, self.like, self.working_bytes)
+        return HeldBlock(pieces, n_rows, self.n_columns, self.rows_per_example, self.like, self.working_bytes)
 
     def factors(self) -> list[Factors]:
         """Return the factors of every piece."""
-        return [factors for piece in self.pieces for factors in piece.factors(self.granule)]
+        return [factors for piece in self.pieces for factors in piece.factors(self.rows_per_example)]
 
 
 def fill_gram(result: Tensor, left: HeldBlock, right: HeldBlock, *, symmetric: bool = False) -> None:  # (m, m')
     """Write ``left @ right.T`` into ``result``, one tile at a time; half the tiles of a symmetric one are copies."""
-    step = max(1, tile_rows(result.device, left.working_bytes) // left.granule) * left.granule
+    step = max(1, tile_rows(result.device, left.working_bytes) // left.rows_per_example) * left.rows_per_example
     for i in range(0, left.n_rows, step):
         rows = slice(i, min(left.n_rows, i + step))
         for j in range(0, rows.stop if symmetric else right.n_rows, step):
@@ -141,7 +141,7 @@ class HeldRows(Rows):
         The shape of the matrix.
     like : Tensor
         Has the dtype and the device of the vectors.
-    granule : int
+    rows_per_example : int
         Rows per example; blocks are cut at multiples of it.
     block_rows : int, optional
         The block size that a projector takes unless its settings name another.
@@ -156,26 +156,27 @@ class HeldRows(Rows):
         n_rows: int,
         n_columns: int,
         like: Tensor,
-        granule: int = 1,
+        rows_per_example: int = 1,
         block_rows: int | None = None,
         reference: Rows | None = None,
     ) -> None:
         self.pieces = tuple(pieces)
-        self.n_rows, self.n_columns, self.granule, self.block_rows = n_rows, n_columns, granule, block_rows
+        self.n_rows, self.n_columns = n_rows, n_columns
+        self.rows_per_example, self.block_rows = rows_per_example, block_rows
         self._reference = reference
         self._like = like.new_empty(0)
         self.dtype, self.device = like.dtype, like.device
 
     def block(self, start: int, stop: int) -> HeldBlock:
         """Return rows ``start`` to ``stop``: views, or copies on the device of rows on the host."""
-        if start % self.granule or stop % self.granule:
-            msg = f"Rows {start} to {stop} cut through rows that belong together, {self.granule} at a time."
+        if start % self.rows_per_example or stop % self.rows_per_example:
+            msg = f"Rows {start} to {stop} cut through rows that belong together, {self.rows_per_example} at a time."
             raise SettingsError(msg)
         pieces = tuple(piece.take(slice(start, stop)).to(self.device) for piece in self.pieces)
-        return HeldBlock(pieces, stop - start, self.n_columns, self.granule, self._like, self.working_bytes)
+        return HeldBlock(pieces, stop - start, self.n_columns, self.rows_per_example, self._like, self.working_bytes)
 
     @property
-    def held_numbers(self) -> int:
+    def numbers_per_row(self) -> int:
         """Stored numbers per row."""
         return sum(tensor.numel() for piece in self.pieces for tensor in piece.tensors()) // self.n_rows
 
@@ -185,16 +186,17 @@ class HeldRows(Rows):
         return self._reference or self
 
     @property
-    def normal_rows(self) -> int:
+    def rows_per_normal_pass(self) -> int:
         """All rows, if they are on the device: views cost nothing."""
         here = all(tensor.device == self.device for piece in self.pieces for tensor in piece.tensors())
-        return self.n_rows if here else self.walk_rows
+        return self.n_rows if here else self.rows_per_pass
 
     def costs(self, storage: Storage = "device") -> RowCosts:
         """Return what the rows cost, where they are."""
         pieces = tuple(piece.costs() for piece in self.pieces)
-        factors = [f for piece in self.pieces for f in piece.take(slice(0, self.granule)).factors(self.granule)]
-        return self._costs(storage, pieces, 0, 0, normal_flops(factors) * self.n_rows / self.granule)
+        each = self.rows_per_example
+        factors = [f for piece in self.pieces for f in piece.take(slice(0, each)).factors(each)]
+        return self._costs(storage, pieces, 0, 0, normal_flops(factors) * self.n_rows / each)
 
     def keep(self, *, half: bool = False, host: bool = False) -> Rows:
         """Return these rows, which are held already."""

@@ -21,7 +21,7 @@ def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) ->
     result = torch.zeros(rows.n_columns, rows.n_columns, dtype=torch.float64, device=rows.device)
     sizes = limits(rows.device)
     working_bytes = min(rows.working_bytes, sizes.normal_bytes)
-    for where, block in rows.blocks(rows.normal_rows):
+    for where, block in rows.blocks(rows.rows_per_normal_pass):
         factors = block.factors()
         outputs = factors[0].gradients.shape[1]
         weights = None if scale is None else scale[where].view(-1, outputs)

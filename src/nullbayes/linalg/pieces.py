@@ -63,8 +63,8 @@ class Piece(ABC):
         """Return this piece's rows times those of another of the same kind and columns: a tile of a Gram matrix."""
 
     @abstractmethod
-    def factors(self, granule: int) -> list[Factors]:
-        """Return the piece as products of gradients and activations, with ``granule`` rows per example."""
+    def factors(self, rows_per_example: int) -> list[Factors]:
+        """Return the piece as products of gradients and activations, with ``rows_per_example`` rows per example."""
 
     @abstractmethod
     def outline(self, outputs: int) -> Piece:
@@ -160,10 +160,10 @@ class DensePiece(Piece):
             tile = _cross(self.matrix, other.matrix, dtype, working_bytes)
         return tile.mul_(self.scale).mul_(other.scale.T)
 
-    def factors(self, granule: int) -> list[Factors]:
+    def factors(self, rows_per_example: int) -> list[Factors]:
         """Return the entries of each example."""
         entries = self.matrix if self.scale is None else self.matrix.float() * self.scale
-        return [Factors(entries.view(-1, granule, entries.shape[1]), None, self.column)]
+        return [Factors(entries.view(-1, rows_per_example, entries.shape[1]), None, self.column)]
 
     def outline(self, outputs: int) -> DensePiece:
         """Return ``outputs`` rows of the same columns."""
@@ -257,7 +257,7 @@ class OuterPiece(Piece):
             inner = inner + 1.0
         return similar.view(n, outputs, m, outputs).mul_(inner[:, None, :, None]).view(n * outputs, m * outputs)
 
-    def factors(self, granule: int) -> list[Factors]:
+    def factors(self, rows_per_example: int) -> list[Factors]:
         """Return the factors of the weight, and the gradients for the bias."""
         weight = [] if self.weight is None else [Factors(self.gradients, self.activations, self.weight)]
         return weight + ([] if self.bias is None else [Factors(self.gradients, None, self.bias)])

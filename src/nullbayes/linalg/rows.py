@@ -56,7 +56,7 @@ class Rows(ABC):
         The shape of the matrix.
     dtype, device
         Of the vectors that it multiplies.
-    granule : int
+    rows_per_example : int
         Rows per example (its outputs): blocks are cut at multiples of it.
     block_rows : int or None
         The block size that a projector takes unless its settings name another; None lets it choose.
@@ -73,7 +73,7 @@ class Rows(ABC):
     n_columns: int
     dtype: torch.dtype
     device: torch.device
-    granule: int = 1
+    rows_per_example: int = 1
     block_rows: int | None = None
     spares_short_rows: bool = False
     _working_bytes: int | None = None
@@ -100,11 +100,20 @@ class Rows(ABC):
         example_bytes: int = 0,
     ) -> RowCosts:
         return RowCosts(
-            n_rows=self.n_rows, n_columns=self.n_columns, granule=self.granule, dtype=self.dtype, device=self.device,
-            working_bytes=self.working_bytes, storage=storage, pieces=pieces, full_bytes=full_bytes,
-            held_bytes=held_bytes, normal_flops=normal_flops, numbers_per_row=self.held_numbers,
+            n_rows=self.n_rows,
+            n_columns=self.n_columns,
+            rows_per_example=self.rows_per_example,
+            dtype=self.dtype,
+            device=self.device,
+            working_bytes=self.working_bytes,
+            storage=storage,
+            pieces=pieces,
+            full_bytes=full_bytes,
+            held_bytes=held_bytes,
+            normal_flops=normal_flops,
+            numbers_per_row=self.numbers_per_row,
             example_bytes=example_bytes,
-        )  # fmt: skip
+        )
 
     @abstractmethod
     def keep(self, *, half: bool = False, host: bool = False) -> Rows:
@@ -115,9 +124,9 @@ class Rows(ABC):
         if block_rows < 1:
             msg = f"block_rows must be at least 1, not {block_rows}."
             raise SettingsError(msg)
-        granules = -(-self.n_rows // self.granule)
-        n_blocks = max(1, -(-granules // max(1, block_rows // self.granule)))
-        edges = [min(self.n_rows, granules * i // n_blocks * self.granule) for i in range(n_blocks + 1)]
+        examples = -(-self.n_rows // self.rows_per_example)
+        n_blocks = max(1, -(-examples // max(1, block_rows // self.rows_per_example)))
+        edges = [min(self.n_rows, examples * i // n_blocks * self.rows_per_example) for i in range(n_blocks + 1)]
         return tuple((a, b) for a, b in pairwise(edges) if b > a)
 
     def blocks(self, block_rows: int) -> Iterator[tuple[slice, Block]]:
@@ -135,24 +144,24 @@ class Rows(ABC):
         self._working_bytes = value
 
     @property
-    def walk_rows(self) -> int:
+    def rows_per_pass(self) -> int:
         """Rows to multiply at a time in a pass over all of them."""
-        wide = 16 * max(1, self.held_numbers)  # in float64, and squared
-        return self._whole(min(limits(self.device).rows_per_pass, self.working_bytes // wide))
+        wide = 16 * max(1, self.numbers_per_row)  # in float64, and squared
+        return self._round_to_examples(min(limits(self.device).rows_per_pass, self.working_bytes // wide))
 
     @property
-    def held_numbers(self) -> int:
+    def numbers_per_row(self) -> int:
         """Stored numbers per row."""
         return self.n_columns
 
-    def _whole(self, n_rows: int) -> int:
+    def _round_to_examples(self, n_rows: int) -> int:
         """Round a number of rows down to whole examples: at least one, and no more than there are."""
-        return min(self.n_rows, max(1, n_rows // self.granule) * self.granule)
+        return min(self.n_rows, max(1, n_rows // self.rows_per_example) * self.rows_per_example)
 
     @property
-    def normal_rows(self) -> int:
+    def rows_per_normal_pass(self) -> int:
         """Rows to read at a time while the normal matrix is summed."""
-        return self.walk_rows
+        return self.rows_per_pass
 
     @property
     def reference(self) -> Rows:
@@ -162,13 +171,13 @@ class Rows(ABC):
     @full_precision()
     def mv(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, R)
         """Multiply: ``vectors @ A.T``."""
-        return torch.cat([block.mv(vectors) for _, block in self.blocks(self.walk_rows)], dim=1)
+        return torch.cat([block.mv(vectors) for _, block in self.blocks(self.rows_per_pass)], dim=1)
 
     @full_precision()
     def rmv(self, vectors: Tensor) -> Tensor:  # (S, R) -> (S, P)
         """Multiply with the transpose: ``vectors @ A``."""
         result = vectors.new_zeros(len(vectors), self.n_columns)
-        for where, block in self.blocks(self.walk_rows):
+        for where, block in self.blocks(self.rows_per_pass):
             result += block.rmv(vectors[:, where])
         return result
 
@@ -176,14 +185,14 @@ class Rows(ABC):
     def norms(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S,)
         r"""Return :math:`\|A v\|` for each vector, summed in float64."""
         total = torch.zeros(len(vectors), dtype=torch.float64, device=vectors.device)
-        for _, block in self.blocks(self.walk_rows):
+        for _, block in self.blocks(self.rows_per_pass):
             total += block.mv(vectors).double().square().sum(1)
         return total.sqrt()
 
     def lengths(self) -> Tensor:  # (R,)
         """Return the length of each row, in float64."""
         parts = []
-        for _, block in self.blocks(self.walk_rows):
+        for _, block in self.blocks(self.rows_per_pass):
             squares = torch.zeros(block.n_rows, dtype=torch.float64, device=self.device)
             for gradients, activations, _ in block.factors():
                 share = gradients.double().square().sum(2)
@@ -221,4 +230,4 @@ class Rows(ABC):
     @full_precision()
     def dense(self) -> Tensor:  # (R, P)
         """Return all entries."""
-        return torch.cat([block.dense() for _, block in self.blocks(self.walk_rows)])
+        return torch.cat([block.dense() for _, block in self.blocks(self.rows_per_pass)])

@@ -68,7 +68,7 @@ def set_up(asked: Asked, limit: int | None = None, host: int | None = None, halv
     limit = memory_limit_bytes(asked.memory_limit, rows.device) if limit is None else limit
     host = host_memory_bytes(rows.device) if host is None else host
     if isinstance(projector, Projector):
-        storage: Storage = "device" if rows.costs().held_bytes <= limit // 2 else "form"
+        storage: Storage = "device" if rows.costs().held_bytes <= limit // 2 else "recompute"
         setup = Setup(projector, "as asked for", storage, min(rows.working_bytes, limit // 8), limit, host, None)
     else:
         plan = choose(rows, n_samples=asked.n_samples, memory_limit=limit, rtol=asked.tolerance, host_limit=host)
@@ -128,7 +128,7 @@ def _smaller_blocks(asked: Asked, setup: Setup) -> Setup:
     halved = setup.projector.smaller(rows)
     projector = halved or setup.projector
     # blocks of half the size may be enough; if they are not, nothing else is held either
-    storage: Storage = setup.storage if halved is not None and not setup.notes else "form"
+    storage: Storage = setup.storage if halved is not None and not setup.notes else "recompute"
     least, useful = rows.costs(storage).least_working_bytes(asked.n_samples), 4 * rows.costs().held_bytes
     working = min(before, max(least, min(before // 2, useful)))
     if (projector, storage, working) == (setup.projector, setup.storage, before):
@@ -137,7 +137,7 @@ def _smaller_blocks(asked: Asked, setup: Setup) -> Setup:
             'projector="auto", which plans for the memory that there is.'
         )
         raise SettingsError(msg)
-    where = "formed again in every sweep" if storage == "form" else "held"
+    where = "formed again in every sweep" if storage == "recompute" else "held"
     size = projector.block_size(rows)
     blocks = "" if size is None else f"blocks of {size:,} rows, "
     note = f"memory ran out; went on with {blocks}rows {where}, {_mib(working)} at a time"

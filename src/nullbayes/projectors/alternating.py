@@ -84,7 +84,7 @@ class Alternating(Iterative):
     def smaller(self, rows: Rows) -> Alternating | None:
         """Return the same with blocks of half as many rows, or None where a block is a single example."""
         size = self.block_size(rows)
-        half = max(rows.granule, size // 2)
+        half = max(rows.rows_per_example, size // 2)
         return replace(self, block_rows=half) if half < size else None
 
     def factor_blocks(self, rows: Rows, rtol: float) -> SweepState:

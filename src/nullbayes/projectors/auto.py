@@ -126,7 +126,7 @@ def _storages(costs: RowCosts, rtol: float, host_limit: int) -> list[Storage]:
         options.append("half")
     if costs.device.type == "cuda" and costs.full_bytes <= host_limit:
         options.append("host")
-    return [*options, "form", "products"]
+    return [*options, "recompute", "matrix_free"]
 
 
 def _sweeps(n_blocks: int, rtol: float) -> float:
@@ -175,13 +175,13 @@ class _CostModel:
     def plans(self) -> list[Plan]:
         """Return the plans of all methods, or of a direct one alone if it fits."""
         costs = self.costs
-        direct = self._direct() if costs.storage != "products" else None
+        direct = self._direct() if costs.storage != "matrix_free" else None
         plans = [] if direct is None else [self._plan(direct)]
         if any(plan.peak_bytes <= self.memory_limit for plan in plans):
             return plans
-        most = -(-costs.n_rows // costs.granule)
+        most = -(-costs.n_rows // costs.rows_per_example)
         plans += [self._plan(self._blocks(n)) for n in _BLOCK_COUNTS if n <= most]
-        if costs.n_rows > costs.n_columns and costs.storage not in ("products", "half"):
+        if costs.n_rows > costs.n_columns and costs.storage not in ("matrix_free", "half"):
             plans.append(self._plan(self._primal()))
         return plans
 
@@ -240,7 +240,7 @@ class _CostModel:
     def _blocks(self, n: int) -> _Method:
         """Return conjugate gradients over ``n`` blocks of rows."""
         costs, rates, r = self.costs, self.rates, self.costs.n_rows
-        block = min(r, -(-r // (n * costs.granule)) * costs.granule)
+        block = min(r, -(-r // (n * costs.rows_per_example)) * costs.rows_per_example)
         sweeps, half = _sweeps(n, self.rtol), costs.storage == "half"
         precision = torch.float32 if half else gram_precision(costs.dtype, costs.device, block)
         factor_rate = rates.double if precision == torch.float64 else rates.single
@@ -280,12 +280,12 @@ class _CostModel:
             seconds += forming  # the final residual
         elif costs.storage == "host":
             sweep += costs.full_bytes / rates.transfer
-        elif costs.storage == "form":
+        elif costs.storage == "recompute":
             block_bytes = block * self._row_bytes
             parts = 1 if block_bytes <= working // 2 else -(-4 * block_bytes // working)
             sweep += forming * (1.2 if parts == 1 else 2.2)
             seconds += forming * max(0.0, (parts - 1) / 2)
-        elif costs.storage == "products":
+        elif costs.storage == "matrix_free":
             sweep += 4.0 * forming * self.n_samples
             seconds += forming * 2.0 * block
         return Plan(
@@ -320,7 +320,7 @@ class _CostModel:
         room = self.memory_limit - most
         if room < least:
             return most + least, least
-        working = room if costs.storage == "form" else min(room, costs.working_bytes)
+        working = room if costs.storage == "recompute" else min(room, costs.working_bytes)
         gram, products = costs.transient_bytes(working, method.block_rows, self.n_samples)
         forming = costs.device_bytes + costs.forming_bytes(working)
         return max(forming, lasting + spare, lasting + gram, lasting + vectors + products), working

@@ -16,7 +16,7 @@ class Plan:
     ----------
     projector : Projector
         The method, with its settings.
-    storage : "device", "half", "host", "form" or "products"
+    storage : "device", "half", "host", "recompute" or "matrix_free"
         Where the rows are: held on the device, held there in half precision (the final residual is measured on rows
         that are formed again), held in host memory, formed again in every sweep, or never formed: products by JVP and
         VJP.
@@ -64,8 +64,8 @@ class Plan:
             "device": "held in memory",
             "half": "held in half precision; the final residual is measured in full",
             "host": "held in host memory, brought to the device block by block",
-            "form": "formed again, block by block, in every sweep",
-            "products": "never formed: products by JVP and VJP",
+            "recompute": "formed again, block by block, in every sweep",
+            "matrix_free": "never formed: products by JVP and VJP",
         }[self.storage]
         return (
             f"{self.n_rows:,} rows over {self.n_parameters:,} parameters, {self.n_samples} samples\n"

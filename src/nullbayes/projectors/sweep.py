@@ -134,11 +134,11 @@ def coarse_space(rows: Rows, dimension: int) -> Coarse:
     scale = rows.unit_scale().to(rows.dtype)
     for _ in range(1 + _PASSES):
         image = torch.zeros_like(basis)
-        for where, block in rows.blocks(rows.walk_rows):
+        for where, block in rows.blocks(rows.rows_per_pass):
             image += block.rmv(block.mv(basis) * scale[where] * scale[where])  # its square may overflow
         basis = torch.linalg.qr(image.T)[0].T
     inner = torch.zeros(len(basis), len(basis), dtype=torch.float64, device=rows.device)
-    for where, block in rows.blocks(rows.walk_rows):
+    for where, block in rows.blocks(rows.rows_per_pass):
         part = block.mv(basis).double() * scale[where]
         inner += part @ part.T
     eigenvalues, leading = torch.linalg.eigh(inner)
