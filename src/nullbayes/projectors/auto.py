@@ -15,7 +15,7 @@ from nullbayes.limits import VECTORS_PER_SAMPLE, RowCosts, double_is_fast, norma
 from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.alternating import Alternating
 from nullbayes.projectors.base import Projector
-from nullbayes.projectors.direct import ExactDual, ExactPrimal
+from nullbayes.projectors.direct import Direct, ExactDual, ExactPrimal
 from nullbayes.projectors.krylov import Krylov
 from nullbayes.projectors.plan import Plan
 from nullbayes.projectors.sweep import gram_precision
@@ -109,12 +109,13 @@ def _vector_bytes(costs: RowCosts, n_samples: int) -> int:
 
 
 def _plans(rows: Rows, n_samples: int, memory_limit: int, rtol: float, host_limit: int) -> list[Plan]:
-    """Return every plan, whether it fits in the limit or not."""
-    return [
-        plan
-        for storage in _storages(rows.costs(), rtol, host_limit)
-        for plan in _CostModel(rows.costs(storage), n_samples, memory_limit, rtol).plans()
-    ]
+    """Return every plan, whether it fits in the limit or not; only the direct one, if it fits on the device."""
+    plans: list[Plan] = []
+    for storage in _storages(rows.costs(), rtol, host_limit):
+        plans += _CostModel(rows.costs(storage), n_samples, memory_limit, rtol).plans()
+        if isinstance(plans[0].projector, Direct) and plans[0].peak_bytes <= memory_limit:
+            break  # other ways to store the rows only take longer
+    return plans
 
 
 def _storages(costs: RowCosts, rtol: float, host_limit: int) -> list[Storage]:
