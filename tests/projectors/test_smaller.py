@@ -11,9 +11,9 @@ import nullbayes as nb
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Projection, Projector
 
 
-def rows_of(granule: int = 1) -> nb.Rows:
+def rows_of(rows_per_example: int = 1) -> nb.Rows:
     rows = nb.DenseRows(torch.eye(12, 20))
-    rows.granule = granule
+    rows.rows_per_example = rows_per_example
     return rows
 
 
@@ -29,7 +29,7 @@ def sizes(projector: Projector | None, rows: nb.Rows) -> list[int | None]:
 def test_blocks_are_halved_until_one_example_is_left(around: Callable[[Alternating], Projector]) -> None:
     assert sizes(around(Alternating()), rows_of()) == [12, 6, 3, 1]
     assert sizes(around(Alternating(block_rows=8)), rows_of()) == [8, 4, 2, 1]
-    assert sizes(around(Alternating()), rows_of(granule=4)) == [12, 6, 4]
+    assert sizes(around(Alternating()), rows_of(rows_per_example=4)) == [12, 6, 4]
 
 
 def test_other_settings_stay() -> None:
@@ -61,10 +61,10 @@ def test_method_without_blocks_cannot_be_smaller(projector: Projector) -> None:
 
 def test_projector_of_a_user_takes_part() -> None:
     class Mine(Projector):
-        def prepare(self, rows: nb.Rows) -> nb.Rows:
+        def _prepare(self, rows: nb.Rows) -> nb.Rows:
             return rows
 
-        def apply(self, state: nb.Rows, noise: Tensor, **_: Any) -> Projection:
+        def _apply(self, state: nb.Rows, noise: Tensor, *_: Any) -> Projection:
             raise NotImplementedError
 
     assert sizes(Mine(), rows_of()) == [None]

@@ -135,7 +135,7 @@ class OutputJacobian(JacobianRows):
         parameters: Selection = None,
         batch_fn: BatchFn | None = None,
         output_fn: OutputFn | None = None,
-        storage: Formed = "form",
+        storage: Formed = "recompute",
     ) -> None:
         opened = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
         network, examples, fitted, n_counted, output_std, self.output_stds = opened
@@ -151,7 +151,7 @@ class OutputJacobian(JacobianRows):
             return (values if counted is None else values * counted).flatten(1)
 
         super().__init__(
-            network, examples, fitted, outputs, granule=math.prod(shape), output_std=output_std,
+            network, examples, fitted, outputs, rows_per_example=math.prod(shape), output_std=output_std,
             n_outputs=math.prod(shape), storage=storage,
         )  # fmt: skip
 
@@ -176,7 +176,7 @@ class LossJacobian(JacobianRows):
         parameters: Selection = None,
         batch_fn: BatchFn | None = None,
         output_fn: OutputFn | None = None,
-        storage: Formed = "form",
+        storage: Formed = "recompute",
     ) -> None:
         opened = _open(model, loader, likelihood, parameters, batch_fn, output_fn)
         network, examples, fitted, _, output_std, self.output_stds = opened
@@ -187,5 +187,12 @@ class LossJacobian(JacobianRows):
             return fitted.loss(network(flat, x), y)[:, None]
 
         super().__init__(
-            network, examples, fitted, losses, granule=1, output_std=output_std, n_outputs=width, storage=storage
+            network,
+            examples,
+            fitted,
+            losses,
+            rows_per_example=1,
+            output_std=output_std,
+            n_outputs=width,
+            storage=storage,
         )

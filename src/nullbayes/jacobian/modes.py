@@ -36,7 +36,7 @@ def compare_modes(
         network.forward_mode = False
         if needed:
             why = str(error).partition("\n")[0]
-            msg = f'storage="products" needs forward mode, which this network has not ({why}): use "form".'
+            msg = f'storage="matrix_free" needs forward mode, which this network has not ({why}): use "recompute".'
             raise ModelError(msg) from error
         return
     back, eps = block.mv(vector), torch.finfo(theta.dtype).eps
@@ -44,5 +44,5 @@ def compare_modes(
         return
     network.forward_mode = False
     if needed:
-        msg = 'storage="products" needs forward mode, which torch has wrong for this network: use "form".'
+        msg = 'storage="matrix_free" needs forward mode, which torch has wrong for this network: use "recompute".'
         raise ModelError(msg)

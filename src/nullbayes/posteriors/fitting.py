@@ -28,7 +28,7 @@ from nullbayes.posteriors.plan import FitPlan, FitRequest, make_plan, within_mem
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
 from nullbayes.posteriors.sigma import with_noise
-from nullbayes.projectors import Iterative, Outcome, traces
+from nullbayes.projectors import Outcome
 
 
 @dataclass(frozen=True)
@@ -153,13 +153,9 @@ def draw(
     drawn = noise.draw(prepared.jacobian.network, start, n_samples)
     with meter.phase("projection"):
         callback = bar.sweeps(projector.rtol)
-        if isinstance(projector, Iterative):
-            projection = projector.apply(prepared.state, drawn, callback=callback, store=store)
-        else:
-            projection = projector.apply(prepared.state, drawn, callback=callback)
+        projection = projector.apply(prepared.state, drawn, callback=callback, store=store)
     directions = projection.directions[:n_samples]
-    isotropic = slice(0, n_samples) if noise.base is None else slice(n_samples, None)
-    estimates = traces(drawn[isotropic].to(directions.device), projection.directions[isotropic])
+    estimates = projection.info.traces[slice(0, n_samples) if noise.base is None else slice(n_samples, None)]
     with meter.phase("measure"):
         measured = measure(prepared, noise.seed, directions, projection.info, estimates)
         measured = replace(measured, promise=promise, notes=(*measured.notes, note) if note else measured.notes)

@@ -8,6 +8,7 @@ A direct projector has one map :math:`T`. An iterative one stops when the noise 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nullbayes.errors import ConvergenceWarning
 from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
 from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.products import linearized, output_rows
@@ -24,11 +26,11 @@ from nullbayes.posteriors.arguments import normal
 from nullbayes.posteriors.measured import Measured
 from nullbayes.posteriors.plan import FitPlan, FitRequest
 from nullbayes.predictive import stream
-from nullbayes.projectors import Info
+from nullbayes.projectors import Info, Outcome, StepSchedule
 
 _CONSTANT = 1e-6  # of the largest spread
 _MEASURED = 1024  # training examples on which the change of the outputs is measured, where the rows do not tell
-_LEADERS = 30  # samples whose steps are replayed
+_REPLAYED = 30  # samples whose steps are replayed
 _VECTORS = 10  # held in memory for each row that is projected
 
 
@@ -108,7 +110,7 @@ def worst_ratio(stds: Tensor, spreads: Tensor) -> float | None:  # (O,), (O,)
 
 def _own_changes(rows: Rows, directions: Tensor, jacobian: JacobianRows) -> Iterator[tuple[Tensor, int]]:
     """Yield the change of all outputs, (S, n, O), and their number."""
-    changes = rows.mv(directions).double().view(len(directions), -1, jacobian.granule)
+    changes = rows.mv(directions).double().view(len(directions), -1, jacobian.rows_per_example)
     yield changes, changes[0].numel()
 
 
@@ -143,12 +145,26 @@ class ExactVariances:
     def __init__(self, prepared: Prepared, measured: Measured) -> None:
         self.network = prepared.jacobian.network
         self.projector, self.state = prepared.plan.projector, prepared.state
-        few = min(_LEADERS, len(measured.residual))
+        few = min(_REPLAYED, len(measured.residual))
         row_bytes = self.network.n_parameters * self.network.dtype.itemsize
         self.at_once = max(few, prepared.jacobian.working_bytes // (_VECTORS * row_bytes))
         stopped = not measured.converged and measured.projector == type(self.projector).__name__
-        drawn = normal(self.network, measured.seed, 0, few)
-        self.leaders = self.projector.leaders(self.state, drawn, measured.sweeps if stopped else None)
+        noise = normal(self.network, measured.seed, 0, few)
+        sweeps = self._sweeps(noise, measured.sweeps if stopped else None)
+        self.schedules = [
+            (sweeps.count(count) / few, StepSchedule(noise[sweeps.index(count)][None].clone(), count))
+            for count in dict.fromkeys(sweeps)
+        ]  # samples with as many sweeps have the same map, except for the lengths of their steps
+
+    def _sweeps(self, noise: Tensor, most: int | None) -> list[int]:  # (S, P)
+        """Return how many sweeps each sample takes, or took until it was stopped after ``most``."""
+        with warnings.catch_warnings():
+            if most is not None:  # the fit has warned that it did not converge
+                warnings.filterwarnings("ignore", "(?!.*stopped by the user)", ConvergenceWarning)
+            info = self.projector.apply(self.state, noise).info
+        if info.outcome is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt  # fewer sweeps are another map
+        return [sweeps if most is None else min(sweeps, most) for sweeps in info.sweeps_per_sample.tolist()]
 
     def __call__(self, x: Any, batch_fn: BatchFn | None) -> Tensor:  # (N, ...)
         """Return the variance of each output, for inputs or a loader of them."""
@@ -163,8 +179,8 @@ class ExactVariances:
         parts = []
         for some in rows.flatten(0, -2).split(self.at_once):
             squares = [
-                leader.share * self.projector.follow(self.state, leader, some).square().sum(1)
-                for leader in self.leaders
+                share * self.projector.apply_transposed(self.state, schedule, some).square().sum(1)
+                for share, schedule in self.schedules
             ]
             parts.append(torch.stack(squares).sum(0))
         return torch.cat(parts).view(rows.shape[:-1])

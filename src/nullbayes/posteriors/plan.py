@@ -99,7 +99,7 @@ def make_plan(request: FitRequest, limit: int | None = None, host: int | None = 
     limit = memory_limit_bytes(request.memory_limit, rows.device) if limit is None else limit
     host = host_memory_bytes(rows.device) if host is None else host
     if isinstance(projector, Projector):
-        storage: Storage = "device" if rows.kept_bytes() <= limit // 2 else "form"
+        storage: Storage = "device" if rows.costs().held_bytes <= limit // 2 else "recompute"
         plan = FitPlan(projector, storage, min(rows.working_bytes, limit // 8), limit, host)
     else:
         n, rtol = request.n_samples, request.tolerance
@@ -147,15 +147,15 @@ def _smaller_blocks(request: FitRequest, plan: FitPlan) -> FitPlan | str:
     halved = plan.projector.smaller(rows)
     projector = halved or plan.projector
     # blocks of half the size may be enough the first time; afterwards the rows are no longer held either
-    storage: Storage = plan.storage if halved is not None and plan.halvings == 0 else "form"
-    least, useful = rows.least_working_bytes(storage, request.n_samples), 4 * rows.kept_bytes()
+    storage: Storage = plan.storage if halved is not None and plan.halvings == 0 else "recompute"
+    least, useful = rows.costs(storage).least_working_bytes(request.n_samples), 4 * rows.costs().held_bytes
     working = min(before, max(least, min(before // 2, useful)))
     if (projector, storage, working) == (plan.projector, plan.storage, before):
         return (
             f"Memory ran out with {projector}, rows: {storage}, {working} bytes at a time, the least that it can do "
             f'with: {projector.memory_advice}, or use projector="auto", which plans for the memory that there is.'
         )
-    where, size = "formed again in every sweep" if storage == "form" else "held", projector.block_size(rows)
+    where, size = "formed again in every sweep" if storage == "recompute" else "held", projector.block_size(rows)
     blocks = "" if size is None else f"blocks of {size:,} rows, "
     note = f"memory ran out; went on with {blocks}rows {where}, {_mib(working)} at a time"
     return dataclasses.replace(
