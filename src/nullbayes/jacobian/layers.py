@@ -33,14 +33,13 @@ from nullbayes.jacobian.comparison import (
     recording,
 )
 from nullbayes.jacobian.found_layers import Layer, find_layers, with_all_uses
-from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.layer_rules import summed
 from nullbayes.jacobian.narrowed import Narrowed
 from nullbayes.jacobian.network import Network
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.memory import is_out_of_memory
-from nullbayes.precision import full_precision
+from nullbayes.precision import differentiable, full_precision
 from nullbayes.types import RowFunction
 
 _CHECKED_EXAMPLES = 3
@@ -240,7 +239,7 @@ class LayerRows:
         """Differentiate one example's function for all of them at once."""
         # one output needs no map over outputs, which would cost as much again
         rows_of, dims = grad(lambda *args: one(*args)[0]) if self.width == 1 else jacrev(one), example_dims(x)
-        with torch.no_grad(), differentiable_kernels():
+        with torch.no_grad(), differentiable():
             if self._one_for_all:
                 try:
                     together: Tensor = vmap(rows_of, in_dims=(None, dims, 0))(values, x, y)
@@ -379,7 +378,7 @@ class LayerRows:
             at_once = len(summed) if values.is_cuda else _OUTPUTS_AT_ONCE
             if self._batched and (values.is_cuda or len(summed) > at_once // 2):  # else small operations take turns
                 try:
-                    with differentiable_kernels():
+                    with differentiable():
                         return [found.transpose(0, 1) for found in many_gradients(summed, outputs, at_once)]
                 except RuntimeError as error:  # an operation whose derivative vmap does not know
                     if is_out_of_memory(error):

@@ -21,10 +21,10 @@ from torch.func import functional_call
 from nullbayes.errors import InputError, ModelError, NullBayesError
 from nullbayes.jacobian.batches import described, leaves, map_leaves, n_examples, same_form, take_examples
 from nullbayes.jacobian.fingerprint import fingerprint
-from nullbayes.jacobian.kernels import differentiable_kernels, eager_parts, recurrent_kernels
 from nullbayes.jacobian.modules import HALF, evaluation_copy, unwrapped
 from nullbayes.jacobian.places import Places, tensors_of
 from nullbayes.memory import is_out_of_memory
+from nullbayes.precision import differentiable, plain_recurrence, uncompiled
 
 OutputFn = Callable[[Any], Tensor]
 Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
@@ -56,8 +56,8 @@ class Network:
         self.module = evaluation_copy(model)
         self.output_fn = output_fn or the_output
         switches = {
-            recurrent_kernels: any(isinstance(module, nn.RNNBase) for module in model.modules()),
-            eager_parts: any(hasattr(module, "_orig_mod") for module in model.modules()),
+            plain_recurrence: any(isinstance(module, nn.RNNBase) for module in model.modules()),
+            uncompiled: any(hasattr(module, "_orig_mod") for module in model.modules()),
         }
         self._switches = tuple(switch for switch, needed in switches.items() if needed)
         chosen = _select(model, parameters)
@@ -175,7 +175,7 @@ class Network:
 
     def outputs(self, x: Any) -> Tensor:  # (n, ...)
         """Evaluate the network as it was trained."""
-        with torch.no_grad(), differentiable_kernels():  # the same as for derivatives
+        with torch.no_grad(), differentiable():  # the same as for derivatives
             return self(self.theta, x)
 
     def check_examples(self, x: Any) -> None:

@@ -15,11 +15,11 @@ from torch.func import jvp, vjp, vmap
 
 from nullbayes.jacobian.batches import leaves, n_examples, take_examples
 from nullbayes.jacobian.few import form_few
-from nullbayes.jacobian.kernels import differentiable_kernels
 from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.memory import is_out_of_memory
+from nullbayes.precision import differentiable
 from nullbayes.types import RowFunction
 
 _COMPARED = 8  # inputs of each prediction whose rows are compared with plain differentiation
@@ -34,13 +34,13 @@ def push(function: RowFunction, theta: Tensor, x: Any, y: Tensor, vectors: Tenso
         tangent: Tensor = jvp(lambda flat: function(flat, x, y), (theta,), (vector,))[1]
         return tangent
 
-    with _forward_mode, torch.no_grad(), differentiable_kernels():
+    with _forward_mode, torch.no_grad(), differentiable():
         return vmap(one, randomness="same")(vectors)
 
 
 def pull(function: RowFunction, theta: Tensor, x: Any, y: Tensor, weights: Tensor) -> Tensor:  # (S, n, O) -> (S, P)
     """Return each weight times the Jacobian of ``function`` at ``theta``, by reverse-mode differentiation."""
-    with torch.no_grad(), differentiable_kernels():
+    with torch.no_grad(), differentiable():
         backward = vjp(lambda flat: function(flat, x, y), theta)[1]
         pulled: Tensor = vmap(lambda weight: backward(weight)[0])(weights)
         return pulled
