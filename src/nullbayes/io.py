@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -17,12 +16,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from nullbayes.errors import FileError
+from nullbayes.hashing import fingerprint
 
 FORMAT_VERSION = 4
 _KEY = "nullbayes"
@@ -129,11 +128,7 @@ def _check_version(source: Path, version: Any) -> None:
 
 def _sealed(text: str, tensors: Mapping[str, Tensor]) -> str:
     """Return a JSON object with a hash of its own text and of the tensors as its last entry."""
-    digest = hashlib.sha256(text.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return f'{text[:-1]}{_SEAL}{digest.hexdigest()}"}}'
+    return f'{text[:-1]}{_SEAL}{fingerprint(sorted(tensors.items()), text)}"}}'
 
 
 def _to_disk(path: Path) -> None:
@@ -146,7 +141,7 @@ def _to_disk(path: Path) -> None:
 
 
 def check_model(
-    header: Mapping[str, Any], names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], fingerprint: str
+    header: Mapping[str, Any], names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], model: str
 ) -> None:
     """Refuse a file that was made for another model."""
     wanted = [(name, tuple(shape)) for name, shape in header["parameters"]]
@@ -158,7 +153,7 @@ def check_model(
         )
         msg = f"The file belongs to a model of another structure: it has {odd}, which this model has not."
         raise FileError(msg)
-    if header["fingerprint"] != fingerprint:
+    if header["fingerprint"] != model:
         msg = (
             "The file belongs to a model of the same structure with other parameters: "
             "load the state_dict that the posterior was fitted to."

@@ -12,7 +12,7 @@ import nullbayes as nb
 from jacobian.layer_table import randint, randn
 from models import ATTENTION, CLASSIFICATION, Attention, jacobian
 from nullbayes.errors import ModelError
-from nullbayes.jacobian import layers
+from nullbayes.jacobian import routes
 
 
 class Gained(nn.Module):
@@ -150,12 +150,12 @@ def test_forward_mode_that_is_wrong_is_not_used() -> None:
 
 def test_rows_that_vmap_has_wrong_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = Attention(3).double(), CLASSIFICATION.data(ATTENTION)
-    right = layers.vmap
+    right = routes.vmap
 
     def wrong(function: Any, **options: Any) -> Any:
         return lambda *args: 1.01 * right(function, **options)(*args)
 
-    monkeypatch.setattr(layers, "vmap", wrong)
+    monkeypatch.setattr(routes, "vmap", wrong)
     rows = nb.OutputJacobian(model.eval(), [(x, y)])
     assert rows.route == "example by example"
     torch.testing.assert_close(rows.dense(), jacobian(model, x).flatten(0, 1))

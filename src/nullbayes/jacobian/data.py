@@ -7,7 +7,6 @@ larger than memory; what is read later is compared with what was read first.
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import DataError
+from nullbayes.hashing import checksums, fingerprint
 from nullbayes.jacobian.batches import (
     BatchFn,
     join_examples,
@@ -27,7 +27,6 @@ from nullbayes.jacobian.batches import (
     take_examples,
     to_device,
 )
-from nullbayes.jacobian.checksums import checksums
 from nullbayes.jacobian.loaders import RECIPE, as_loader, check_order, numbered
 from nullbayes.jacobian.stream import Batch, Stream, batch_bytes
 from nullbayes.memory import free_memory
@@ -169,9 +168,7 @@ class Examples:
 
     def fingerprint(self) -> str:
         """Return a hash of all data: of the checksums of the examples in their order, their shapes and their types."""
-        digest = hashlib.sha256(repr(self._layout).encode())
-        digest.update(self._sums.numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint([("checksums", self._sums)], repr(self._layout))
 
     def _read_all(self, loader: Iterable[Any], held_bytes: int) -> tuple[Tensor, int]:
         """Read the data for the first time; return checksums and bytes."""

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from nullbayes.errors import DataError, InputError, NullBayesError, NullBayesWarning
 from nullbayes.jacobian.batches import BatchFn, described, leaves
+from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.derivatives import check_derivatives
-from nullbayes.jacobian.finite import check_outputs
 from nullbayes.jacobian.meaning import check_ending, check_labels, check_values, compare_with_mask
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.rows import Formed, JacobianRows
@@ -56,7 +55,7 @@ def _open(
     answers = _first_answers(network, few)
     check_outputs(examples, 0, answers)
     network.trained_on = described(few)  # once the network takes them
-    network.check_examples(few)
+    check_examples(network, few)
     check_derivatives(network, few)
     chosen = resolve(likelihood)
     outputs, targets, n_counted, beside_mask = [], [], 0, [False, False]

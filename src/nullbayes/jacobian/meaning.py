@@ -13,8 +13,8 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from nullbayes.errors import LikelihoodError, NullBayesWarning
+from nullbayes.jacobian.autograd import ordinary, recording
 from nullbayes.jacobian.batches import map_leaves
-from nullbayes.jacobian.comparison import ordinary, recording
 from nullbayes.jacobian.network import Network
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood
 

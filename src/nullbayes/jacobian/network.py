@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from nullbayes.errors import InputError, ModelError, NullBayesError
+from nullbayes.hashing import fingerprint
 from nullbayes.jacobian.batches import described, leaves, map_leaves, n_examples, same_form, take_examples
-from nullbayes.jacobian.fingerprint import fingerprint
 from nullbayes.jacobian.modules import HALF, evaluation_copy, unwrapped
 from nullbayes.jacobian.places import Places, tensors_of
 from nullbayes.memory import is_out_of_memory
@@ -177,33 +177,6 @@ class Network:
         """Evaluate the network as it was trained."""
         with torch.no_grad(), differentiable():  # the same as for derivatives
             return self(self.theta, x)
-
-    def check_examples(self, x: Any) -> None:
-        """Refuse a network whose answer is random or depends on the other examples."""
-        outputs, again = self.outputs(x), self.outputs(x)
-        n = n_examples(x)
-        if len(outputs) != n:
-            msg = (
-                f"The outputs for {n} examples have shape {tuple(outputs.shape)}: examples must come first. "
-                "Bring them there with output_fn=lambda returned: ..."
-            )
-            raise ModelError(msg)
-        scale = float(outputs.abs().max()) + torch.finfo(outputs.dtype).tiny
-        allowed = 1e3 * torch.finfo(outputs.dtype).eps ** 0.75 * scale
-        if float((outputs - again).abs().max()) > allowed:
-            msg = (
-                "The network answers differently when asked twice, even in evaluation mode: something in it is random "
-                "(dropout called with training=True?). Make it deterministic in eval mode."
-            )
-            raise ModelError(msg)
-        if len(outputs) > 1:
-            alone = self.outputs(take_examples(x, 0, 1))
-            if float((alone - outputs[:1]).abs().max()) > allowed:
-                msg = (
-                    "The answer for an example depends on the other examples in its batch (normalization by batch "
-                    "statistics?). Each row must belong to one example: use running statistics, GroupNorm or LayerNorm."
-                )
-                raise ModelError(msg)
 
     def check_unchanged(self) -> None:
         """Refuse to go on when the model's parameters are no longer those that the posterior was made for."""

@@ -15,8 +15,8 @@ from torch.func import jvp, vjp, vmap
 
 from nullbayes.jacobian.batches import leaves, n_examples, take_examples
 from nullbayes.jacobian.few import form_few
-from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.memory import is_out_of_memory
 from nullbayes.precision import differentiable
@@ -106,17 +106,17 @@ def _linearized_by_products(network: Network, x: Any, vectors: Tensor) -> tuple[
     )
 
 
-def _layer_rows(network: Network, x: Any) -> LayerRows:
+def _layer_rows(network: Network, x: Any) -> RowBuilder:
     """Return how to form rows of the outputs, found out and checked on the first inputs that a network sees."""
     key = ("rows", *(tuple(leaf.shape[1:]) for leaf in leaves(x)))
     with network.lock:
         if key not in network.found:
-            network.found[key] = LayerRows(network, _flat_outputs(network), x, _no_targets(x))
-        rows: LayerRows = network.found[key]
+            network.found[key] = RowBuilder(network, _flat_outputs(network), x, _no_targets(x))
+        rows: RowBuilder = network.found[key]
         return rows
 
 
-def _block(network: Network, rows: LayerRows, x: Any) -> tuple[Tensor, HeldBlock]:
+def _block(network: Network, rows: RowBuilder, x: Any) -> tuple[Tensor, HeldBlock]:
     """Return the outputs (n, O) for some inputs, and their rows."""
     y = _no_targets(x)
     values, pieces = form_few(rows, x, y) or rows.checked(x, y, few=_COMPARED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterable
 from typing import Literal
@@ -11,12 +10,12 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
+from nullbayes.jacobian.checked_products import compare_modes, pull_range, push_range
+from nullbayes.jacobian.checks import check_rows
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.finite import check_rows, pull_range, push_range
-from nullbayes.jacobian.layers import LayerRows, LayersDiffer
-from nullbayes.jacobian.modes import compare_modes
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import product_examples
+from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.likelihoods import Likelihood
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
@@ -77,7 +76,7 @@ class JacobianRows(Rows):
         self.n_rows, self.n_columns = len(examples) * granule, network.n_parameters
         self.dtype, self.device = network.dtype, network.device
         few = examples.read(0, min(3, len(examples)))
-        self._layers = LayerRows(network, function, *few)
+        self._layers = RowBuilder(network, function, *few)
         self._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
         probed, block = self._layers.probe(*few)
         compare_modes(network, probed, *few, block, needed=storage == "products")
@@ -242,8 +241,7 @@ class JacobianRows(Rows):
         """Form the rows of some examples, compared with plain differentiation the first time."""
         x, y = self.examples.read(start, stop)
         if self._compared[start:stop].all():
-            with contextlib.suppress(LayersDiffer):  # cut into other chunks, examples may call layers differently
-                return self._layers.pieces(x, y)
+            return self._layers.pieces(x, y)
         pieces = self._layers.checked(x, y)[1]
         self._compared[start:stop] = True
         return pieces

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nullbayes import io
 from nullbayes.errors import FileError, NullBayesWarning, SettingsError
-from nullbayes.jacobian.fingerprint import fingerprint, raw
+from nullbayes.hashing import fingerprint, raw
 from nullbayes.posteriors.noise import draw_seed
 from nullbayes.posteriors.setup import Asked, Setup, set_up
 from nullbayes.projectors import Iterative
