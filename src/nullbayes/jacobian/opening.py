@@ -77,15 +77,15 @@ def open_data(
     network.trained_on = described(few)  # once the network takes them
     check_examples(network, few)
     check_derivatives(network, few)
-    chosen = resolve(likelihood)
-    chosen.check(answers, few_targets)
-    sums = OutputSums(chosen, answers[:1], few_targets[:1])
+    chosen, sums = resolve(likelihood), None
     for start, stop in examples.ranges(_EXAMPLES_AT_A_TIME.get(network.device.type, 64)):
         x, y = examples.read(start, stop)
         outputs = network.outputs(x)
         check_outputs(examples, start, outputs)
         chosen.check(outputs, y)
+        sums = sums or OutputSums(chosen, outputs[:1], y[:1])
         sums.add(x, outputs, y)
+    assert sums is not None  # there is at least one example
     if sums.n_counted == 0 and not examples.partial:
         msg = "Every target is one to be ignored (ignore_index): there is nothing to project on."
         raise DataError(msg)
@@ -124,7 +124,7 @@ class OutputSums:
     """
 
     def __init__(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> None:
-        self.likelihood, self._first, self._first_target = likelihood, outputs, targets
+        self.likelihood, self._first, self._first_target = likelihood, outputs.clone(), targets.clone()
         self._placed = likelihood.fitted(outputs, targets)  # which knows where the classes are
         self.n = self.n_counted = 0
         self._weight, self._mean, self._squares = (torch.zeros_like(outputs[0], dtype=torch.float64) for _ in range(3))
