@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,3 +160,12 @@ def test_rows_that_vmap_has_wrong_are_taken_one_by_one(monkeypatch: pytest.Monke
     rows = nb.OutputJacobian(model.eval(), [(x, y)])
     assert rows.route == "example by example"
     torch.testing.assert_close(rows.dense(), jacobian(model, x).flatten(0, 1))
+
+
+def test_forward_mode_that_is_wrong_is_not_used_after_loading(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = Sine().double(), CLASSIFICATION.data()
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit([(x, y)], 2, progress=False)
+    posterior.save(tmp_path / "file")
+    loaded = nb.load(tmp_path / "file", model)
+    torch.testing.assert_close(loaded.predict(x).samples, posterior.predict(x).samples)

@@ -79,7 +79,7 @@ class Network:
         self.n_parameters = len(self.theta)
         self.dtype, self.device = self.theta.dtype, self.theta.device
         self.lock = threading.RLock()  # parameters and hooks are put into the module for the time of a call
-        self.forward_mode = True  # until it is seen to fail
+        self.forward_mode: bool | None = None  # whether forward mode gives the right derivatives; None: not compared
         self.trained_on = ""  # what its training inputs are like, once they are seen
         self.found: dict[Any, Any] = {}  # what was found out about the network, once for all
 

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.jacobian.checked_products import compare_modes, pull_range, push_range
 from nullbayes.jacobian.checks import check_rows
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network
-from nullbayes.jacobian.products import product_examples
+from nullbayes.jacobian.products import compare_modes, product_examples, pull_range, push_range
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.likelihoods import Likelihood
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
