@@ -64,7 +64,7 @@ def test_wrong_input_does_not_change_the_route() -> None:
     assert builder.route == "vmap(jacrev)"
     reasons = dict(builder.reasons)
     assert list(reasons) == ["by layers"]
-    network.trained_on = "inputs of shape (n, 4) and type torch.float64"
+    network.input_signature = "inputs of shape (n, 4) and type torch.float64"
     with pytest.raises(InputError, match="in training it had"):
         builder.pieces(x[:, :3], torch.zeros(5))
     assert builder.route == "vmap(jacrev)"

@@ -57,7 +57,7 @@ class Members(Baseline):
         module = copy.deepcopy(self._network.model)
         module.load_state_dict({name: values[i] for name, values in self._states.items()})
         member = Network(module, output_fn=self._network.output_fn)
-        member.trained_on = self._network.trained_on
+        member.input_signature = self._network.input_signature
         return member
 
     def _sampled_tensors(self, i: int) -> dict[str, Tensor]:

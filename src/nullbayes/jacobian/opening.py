@@ -74,7 +74,7 @@ def open_data(
     few, few_targets = examples.read(0, min(8, len(examples)))
     answers = _first_answers(network, few)
     check_outputs(examples, 0, answers)
-    network.trained_on = described(few)  # once the network takes them
+    network.input_signature = described(few)  # once the network takes them
     check_examples(network, few)
     check_derivatives(network, few)
     chosen, sums = resolve(likelihood), None

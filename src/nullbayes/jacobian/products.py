@@ -123,9 +123,9 @@ def _layer_rows(network: Network, x: Any) -> RowBuilder:
     """Return how to form rows of the outputs, found out and checked on the first inputs that a network sees."""
     key = ("rows", *(tuple(leaf.shape[1:]) for leaf in leaves(x)))
     with network.lock:
-        if key not in network.found:
-            network.found[key] = RowBuilder(network, _flat_outputs(network), x, _no_targets(x))
-        rows: RowBuilder = network.found[key]
+        if key not in network.cache:
+            network.cache[key] = RowBuilder(network, _flat_outputs(network), x, _no_targets(x))
+        rows: RowBuilder = network.cache[key]
         return rows
 
 

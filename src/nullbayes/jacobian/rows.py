@@ -86,7 +86,7 @@ class JacobianRows(Rows):
         route = "jvp and vjp" if self.storage == "products" else self._layers.route
         if not self.network.forward_mode:
             route += "; predictions by rows as well"
-        return f"{route}; in float32" if self.network.widened else route
+        return f"{route}; in float32" if self.network.casts_to_float32 else route
 
     def block(self, start: int, stop: int) -> Block:
         """Return the rows of whole examples, formed at once, part by part, or never, as memory allows."""

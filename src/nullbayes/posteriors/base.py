@@ -308,7 +308,7 @@ class SamplePosterior(Scaled, Copied):
             "kernel_dimension": self._kernel_dimension,
             "likelihood": {"name": self._likelihood.name, **self._likelihood.settings()},
             "output_fn": self._network.output_fn is not the_output,
-            "inputs": self._network.trained_on,
+            "inputs": self._network.input_signature,
             **self._header(),
         }
         io.save(path, {"directions": self.directions, **self._tensors()}, header)

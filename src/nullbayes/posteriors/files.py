@@ -49,7 +49,7 @@ def from_file(
     posterior._kernel_dimension = float(header["kernel_dimension"])
     if header["precision_rule"]:
         posterior._precision_rule, posterior._precision = header["precision_rule"], float(header["prior_precision"])
-    network.trained_on = header["inputs"]
+    network.input_signature = header["inputs"]
     posterior._restore(tensors, header)
     return posterior
 
