@@ -99,11 +99,12 @@ class RowBuilder:
         self._by_layers = ByLayers(network, self._attempts)
         self._plain_routes: tuple[ByVmap | OneByOne, ...] = (ByVmap(self._attempts), OneByOne())
         self._turns, self._asked = 0, dict[str, tuple[int, int]]()  # by way: inputs so far, and when last compared
-        self._owned = sum(parameter.numel() for parameter in network.module.parameters())
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
         values, seen = self._by_layers.capture(self.function, few, y)
         self._by_layers.restrict_to(seen)
         self.layers, self.rest = self._by_layers.layers, self._by_layers.rest
+        owned = sum(parameter.numel() for layer in self.layers for parameter in layer.module.parameters())
+        self._owns_all = owned == sum(parameter.numel() for parameter in network.module.parameters())
         self.width = values.shape[1]
         formed = {layer: layer.pieces(*seen[layer.name]) for layer in self.layers}
         if not self.layers or not self._is_worthwhile(formed):
@@ -138,8 +139,7 @@ class RowBuilder:
     @property
     def whole(self) -> bool:
         """Whether the rows go by layers, and these hold all parameters of the network."""
-        owned = sum(parameter.numel() for layer in self.layers for parameter in layer.module.parameters())
-        return bool(self.layers) and not self.rest and owned == self._owned
+        return bool(self.layers) and not self.rest and self._owns_all
 
     def is_due(self, way: str, n: int, first: int, one_in: int) -> bool:
         """Whether to compare rows of ``n`` more inputs: the ``first`` ones formed in this way, then one in so many."""
