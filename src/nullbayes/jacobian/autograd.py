@@ -59,24 +59,10 @@ def many_gradients(values: Tensor, tensors: list[Tensor], at_once: int) -> list[
 def watch_layers(
     layers: tuple[Layer, ...], n: int, evaluate: Callable[[], Tensor], *, expand: bool
 ) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]:
-    """Evaluate a function of a network, and return what its layers saw on the way.
+    """Return the values (n, O) that ``evaluate`` computes with a network, and what its layers saw on the way.
 
-    Parameters
-    ----------
-    layers : tuple of Layer
-        The layers to watch, by forward hooks.
-    n : int
-        The number of examples.
-    evaluate : callable () -> Tensor (n, O)
-        Runs the network, whose lock the caller holds.
-    expand : bool
-        Give every example a copy of inputs that all examples share, such as positions.
-
-    Returns
-    -------
-    values : Tensor (n, O)
-    seen : dict
-        Name -> (inputs, outputs), for the layers that were called once, with the examples in the first dimension.
+    The latter maps the names of the layers that were called once, with the examples in the first dimension, to their
+    inputs and outputs. With ``expand``, inputs that all examples share, such as positions, are repeated for each.
     """
     calls: dict[str, list[tuple[Tensor, Tensor]]] = {layer.name: [] for layer in layers}
 

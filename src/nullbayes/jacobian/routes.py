@@ -79,15 +79,11 @@ class ByLayers:
 
     def __init__(self, network: Network, attempts: Attempts) -> None:
         self.network, self.attempts = network, attempts
-        self.layers = find_layers(network)
+        self.layers, self.rest = find_layers(network), tuple[Range, ...]()
 
     def restrict_to(self, seen: Seen) -> None:
-        """Leave out layers that were not called once, and parameters that those share with others."""
+        """Leave out layers that were not called once; ``rest`` are then the columns that no layer covers."""
         self.layers = with_all_uses(layer for layer in self.layers if layer.name in seen)
-
-    @property
-    def rest(self) -> tuple[Range, ...]:
-        """The columns of the parameters that no layer covers."""
         covered = sorted(
             (start, start + layer.module.get_parameter(name).numel())
             for layer in self.layers
@@ -98,7 +94,7 @@ class ByLayers:
             if start > edge:
                 gaps.append((edge, start))
             edge = stop
-        return tuple(gaps)
+        self.rest = tuple(gaps)
 
     def capture(self, function: RowFunction, x: Any, y: Tensor) -> tuple[Tensor, Seen]:
         """Run forward and backward, and keep what the layers saw that were called once, with examples first."""

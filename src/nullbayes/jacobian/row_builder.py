@@ -6,6 +6,7 @@ route, the next one is taken from then on, and the reason is kept.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -59,34 +60,20 @@ class _FewOutputs:
 class RowBuilder:
     """Forms the rows of some examples by the first route that gives the right ones.
 
-    Parameters
-    ----------
-    network : Network
-        The function of the parameters.
-    function : RowFunction
-        ``(flat parameters, inputs, targets) -> (n, O)``: what the rows are the derivatives of.
-    x, y
-        A few examples, to see which layers are called and to check the rows.
+    The function ``(flat parameters, inputs, targets) -> (n, O)`` is what the rows are the derivatives of; ``x`` and
+    ``y`` are a few examples, to see which layers are called and to check the rows. The route is chosen, and rows are
+    compared for the first time, with at most 16 outputs, so that the time does not grow with the number of outputs.
 
     Attributes
     ----------
     width : int
         The number of outputs O.
-    layers : tuple of Layer
-        The layers whose rows are formed by rules; none on the other routes.
-    rest : tuple of ranges
-        The columns that no layer covers.
     reasons : dict of str
         Name of a route, or of a part of one -> why it is not taken.
     operations : int
         Estimated multiplications per example in a forward pass of the layers.
     example_bytes, example_pieces
         Temporary memory per example while its rows are formed, and what is then held of them.
-
-    Notes
-    -----
-    The route is chosen, and rows are compared for the first time, with at most 16 outputs: random combinations of all
-    outputs if there are more. So the time does not grow with the outputs of an example.
     """
 
     @full_precision()
@@ -102,13 +89,12 @@ class RowBuilder:
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
         values, seen = self._by_layers.capture(self.function, few, y)
         self._by_layers.restrict_to(seen)
-        self.layers, self.rest = self._by_layers.layers, self._by_layers.rest
         owned = sum(parameter.numel() for layer in self.layers for parameter in layer.module.parameters())
         self._owns_all = owned == sum(parameter.numel() for parameter in network.module.parameters())
         self.width = values.shape[1]
         formed = {layer: layer.pieces(*seen[layer.name]) for layer in self.layers}
-        if not self.layers or not self._is_worthwhile(formed):
-            self._reject(ByLayers.name, "layers with a rule have too few of the parameters")
+        if not self._is_worthwhile(formed):
+            self.reasons[ByLayers.name] = "layers with a rule have too few of the parameters"
         made = self.checked(few, y, torch.finfo(network.dtype).eps ** 0.6)[1]
         times = self._few_outputs.n_outputs / self.width
         self.function, self.width = function, self._few_outputs.n_outputs
@@ -117,6 +103,16 @@ class RowBuilder:
         self.example_bytes = self._count_bytes(seen, formed if self.layers else {}, len(y), times)
         if self.rest:
             self.example_bytes = max(self.example_bytes, self._count_plain_bytes(few, y))
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The layers whose rows are formed by rules; none on the other routes."""
+        return () if ByLayers.name in self.reasons else self._by_layers.layers
+
+    @property
+    def rest(self) -> tuple[Range, ...]:
+        """The columns that no layer covers."""
+        return ((0, self.network.n_parameters),) if ByLayers.name in self.reasons else self._by_layers.rest
 
     @property
     def route(self) -> str:
@@ -151,7 +147,7 @@ class RowBuilder:
     def pieces(self, x: Any, y: Tensor) -> list[Piece]:
         """Form the rows of some examples that were compared before, perhaps in other chunks."""
         if not self.layers:
-            return self._dense_pieces(self.function, x, y)
+            return self._dense_pieces(x, y)
         formed = self.form(x, y)
         return self.checked(x, y)[1] if formed is None else formed[1]
 
@@ -179,26 +175,29 @@ class RowBuilder:
                 reference = AutogradReference(self.network, self.function, x, y, 0, size)
                 reference.check_alone()
             elif formed is None:
-                self._reject(ByLayers.name, "a layer is called once for some examples and not for others")
+                self.reasons[ByLayers.name] = "a layer is called once for some examples and not for others"
             elif name == OneByOne.name:
                 raise ModelError(COUPLED)
             else:
-                self._reject(ByLayers.name if self.layers else name, "its rows differ from those of autograd")
+                self.reasons[ByLayers.name if self.layers else name] = "its rows differ from those of autograd"
 
     @full_precision()
     def form(self, x: Any, y: Tensor) -> FormedRows | None:
         """Return the values (n, O) of the function and the rows; None where these examples call layers differently."""
-        return self._form(self.function, x, y)
+        if self.layers:
+            formed = self._by_layers.form(self.function, x, y)
+            return formed and (formed[0], formed[1] + self._dense_pieces(x, y))
+        with recording(), self.network.lock:
+            theta = self.network.theta.clone().requires_grad_()
+            values = self.function(theta, *map_leaves(ordinary, (x, y))).detach()
+        return values, self._dense_pieces(x, y)
 
     def probe(self, x: Any, y: Tensor) -> tuple[RowFunction, HeldBlock]:
         """Return a function with few outputs, as combinations of all, and its rows on some examples."""
-        formed = self._form(self._few_outputs, x, y)
-        assert formed is not None  # these examples were compared before
-        values, pieces = formed
-        n, width = values.shape
-        return self._few_outputs, HeldBlock(
-            tuple(pieces), n * width, self.network.n_parameters, width, self.network.theta
-        )
+        other = copy.copy(self)
+        other.function, other.width = self._few_outputs, min(self.width, _COMPARED_OUTPUTS)
+        pieces, n = tuple(other.pieces(x, y)), len(y) * other.width
+        return other.function, HeldBlock(pieces, n, self.network.n_parameters, other.width, self.network.theta)
 
     def watch(self, n: int, evaluate: Callable[[], Tensor]) -> tuple[Tensor, Seen]:
         """Return the values (n, O), and inputs and outputs of the layers that were called once, with examples first."""
@@ -206,30 +205,8 @@ class RowBuilder:
 
     def plain(self, x: Any, y: Tensor, ranges: tuple[Range, ...]) -> Tensor:  # (m, c)
         """Return the entries of some columns, by the first plain route that torch can carry out."""
-        return self._plain(self.function, x, y, ranges)
-
-    def _form(self, function: RowFunction, x: Any, y: Tensor) -> FormedRows | None:
-        if not self.layers:
-            with recording(), self.network.lock:
-                theta = self.network.theta.clone().requires_grad_()
-                values = function(theta, *map_leaves(ordinary, (x, y))).detach()
-            return values, self._dense_pieces(function, x, y)
-        formed = self._by_layers.form(function, x, y)
-        return formed and (formed[0], formed[1] + self._dense_pieces(function, x, y))
-
-    def _dense_pieces(self, function: RowFunction, x: Any, y: Tensor) -> list[Piece]:
-        """Return the rows of the columns that no layer covers."""
-        if not self.rest:
-            return []
-        parts = self._plain(function, x, y, self.rest).split([stop - start for start, stop in self.rest], dim=1)
-        return [DensePiece(entries, start) for entries, (start, _) in zip(parts, self.rest, strict=True)]
-
-    def _plain(self, function: RowFunction, x: Any, y: Tensor, ranges: tuple[Range, ...]) -> Tensor:  # (m, c)
         theta, dims = self.network.theta, example_dims(x)
         inside = torch.cat([theta[start:stop] for start, stop in ranges])
-        width = self._few_outputs.n_outputs
-        if function is self._few_outputs:
-            width = min(width, _COMPARED_OUTPUTS)
 
         def one(values: Tensor, xi: Any, yi: Tensor) -> Tensor:  # (O,)
             parts, edge, offset = [], 0, 0
@@ -237,17 +214,19 @@ class RowBuilder:
                 parts += [theta[edge:start], values[offset : offset + stop - start]]
                 edge, offset = stop, offset + stop - start
             flat = torch.cat([*parts, theta[edge:]])
-            return function(flat, as_batch(xi, dims), yi[None])[0]
+            return self.function(flat, as_batch(xi, dims), yi[None])[0]
 
         return self._attempts.first(
-            {route.name: partial(route.entries, one, inside, x, y, width) for route in self._plain_routes}
+            {route.name: partial(route.entries, one, inside, x, y, self.width) for route in self._plain_routes}
         )
 
-    def _reject(self, name: str, reason: str) -> None:
-        """Never take a route again."""
-        self.reasons[name] = reason
-        if name == ByLayers.name:
-            self.layers, self.rest = (), ((0, self.network.n_parameters),)
+    def _dense_pieces(self, x: Any, y: Tensor) -> list[Piece]:
+        """Return the rows of the columns that no layer covers."""
+        rest = self.rest
+        if not rest:
+            return []
+        parts = self.plain(x, y, rest).split([stop - start for start, stop in rest], dim=1)
+        return [DensePiece(entries, start) for entries, (start, _) in zip(parts, rest, strict=True)]
 
     def _is_worthwhile(self, formed: Mapping[Layer, list[Piece]]) -> bool:
         """Whether a pass by layers and another one for the rest are better than one plain pass for everything.
@@ -258,7 +237,7 @@ class RowBuilder:
         factored = sum(
             layer.n_parameters for layer, made in formed.items() if any(isinstance(piece, OuterPiece) for piece in made)
         )
-        return not self.rest or 2 * factored >= self.network.n_parameters
+        return bool(formed) and (not self.rest or 2 * factored >= self.network.n_parameters)
 
     def _count_bytes(self, seen: Seen, formed: Mapping[Layer, list[Piece]], n: int, times: float) -> int:
         """Estimate the temporary bytes per example of a pass by layers, with ``times`` as many outputs as were seen.
