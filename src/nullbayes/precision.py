@@ -47,12 +47,8 @@ _lock = threading.RLock()
 class Switches:
     """Switches that the first user sets and the last one puts back, in whatever threads they are.
 
-    Parameters
-    ----------
-    name : str
-        The name of this object in the module. There is one of each, which copies share.
-    switch : callable (stack)
-        Sets the switches, and tells the stack how to put them back.
+    ``switch(stack)`` sets them, and tells the stack how to put them back. There is one object of each ``name`` in this
+    module, which copies share.
     """
 
     def __init__(self, name: str, switch: Callable[[ExitStack], None]) -> None:

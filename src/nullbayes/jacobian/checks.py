@@ -159,18 +159,9 @@ def _disagrees(network: Network, x: Any, weights: Tensor, gradient: Tensor, gene
 
 
 class AutogradReference:
-    """The values of some examples of a chunk, and a random combination of their rows, by plain differentiation.
+    """The values of examples ``start`` to ``stop`` of a chunk, and a random combination of their rows, by autograd.
 
-    Parameters
-    ----------
-    network, function
-        What the rows are the derivatives of; see :class:`RowBuilder <nullbayes.jacobian.row_builder.RowBuilder>`.
-    x, y
-        The chunk.
-    start, stop : int
-        Which of its examples to look at.
-    leaves : Leaves, optional
-        Evaluates the network at less cost, where the function is its outputs.
+    ``leaves`` evaluates the network at less cost, where the function is its outputs.
     """
 
     def __init__(

@@ -100,16 +100,7 @@ class Stream:
     """The batches of a loader by number, read in order in one pass per sweep, with few of them in memory.
 
     To read an earlier batch that is no longer held begins a new pass. The first batch is always held, because the
-    examples that the network is examined with lie there.
-
-    Parameters
-    ----------
-    loader : iterable of batches
-        Read again for each pass.
-    n_batches : int
-        The number of batches that it must have.
-    held_bytes : int
-        How much may be held of what was read, so that a block which is needed twice is read once.
+    examples that the network is examined with lie there; of the others, at most ``held_bytes``.
     """
 
     def __init__(self, loader: Iterable[Any], n_batches: int, held_bytes: int) -> None:

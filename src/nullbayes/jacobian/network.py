@@ -35,29 +35,13 @@ class Network:
     Parameters
     ----------
     model : nn.Module
-        Any differentiable module whose examples do not influence each other.
+        Any differentiable module whose examples do not influence each other. One in half precision is evaluated in
+        float32, at the same values of its parameters.
     parameters : None, str, iterable of str, or callable (name, parameter) -> bool
         Which parameters vary: all that require gradients, those whose names match a glob such as ``"head.*"``, or
         those for which the predicate holds.
     output_fn : callable, optional
         Takes the outputs out of what the model returns; by default its only tensor, or the one called "logits".
-
-    Attributes
-    ----------
-    model, module : nn.Module
-        The user's model without wrappers, and its copy in evaluation mode, which is what runs.
-    theta : Tensor (P,)
-        The trained parameters.
-    casts_to_float32 : bool
-        Whether the model is in half precision: it is evaluated in float32, at the same values of its parameters.
-    input_signature : str
-        Describes the training inputs. Empty until they are seen.
-    forward_mode : bool or None
-        Whether torch's forward mode gives the right derivatives; None until it is compared with reverse mode.
-    cache : dict
-        What can be computed again: shapes, row builders, places of tensors. Copies start with an empty one.
-    lock : RLock
-        Held while parameters or hooks are put into the module for a call.
     """
 
     def __init__(self, model: nn.Module, parameters: Selection = None, output_fn: OutputFn | None = None) -> None:
@@ -85,10 +69,10 @@ class Network:
                 self._trained[name] = tensor.detach().clone()
         self.n_parameters = len(self.theta)
         self.dtype, self.device = self.theta.dtype, self.theta.device
-        self.lock = threading.RLock()
-        self.forward_mode: bool | None = None
-        self.input_signature = ""
-        self.cache: dict[Any, Any] = {}
+        self.lock = threading.RLock()  # held while parameters or hooks are put into the module for a call
+        self.input_signature = ""  # describes the training inputs, once they are seen
+        self.forward_mode: bool | None = None  # whether it gives the right derivatives, once that was compared
+        self.cache: dict[Any, Any] = {}  # what can be computed again: shapes, row builders, places of tensors
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out lock and cache; the module is copied while no other thread has put tensors into it."""

@@ -115,12 +115,7 @@ def _first_answers(network: Network, x: Any) -> Tensor:
 class OutputSums:
     """Statistics of the outputs on the training data, added up over batches in float64.
 
-    Parameters
-    ----------
-    likelihood : Likelihood
-        As it was given, without what it takes from the training data.
-    outputs, targets : Tensor (1, ...)
-        Those of the first example.
+    ``outputs`` and ``targets`` (1, ...) are those of the first example; the likelihood has nothing of the data yet.
     """
 
     def __init__(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> None:

@@ -39,13 +39,8 @@ _OUTPUTS_AT_ONCE = 32  # per backward pass on a CPU: more is no faster
 class Attempts:
     """Several ways to compute the same thing, tried in order.
 
-    A way that torch cannot carry out is not tried again, and the reason is kept. Where every way fails it is the
-    fault of the input: the last error is raised, and nothing is remembered.
-
-    Attributes
-    ----------
-    reasons : dict of str
-        Name of a way -> why it is not taken.
+    A way that torch cannot carry out is not tried again; ``reasons`` says why. Where every way fails it is the fault of
+    the input: the last error is raised, and nothing is remembered.
     """
 
     def __init__(self) -> None:
