@@ -209,11 +209,11 @@ class Watching(Projector):
     def __init__(self) -> None:
         self.seen: list[bool] = []
 
-    def prepare(self, rows: nb.DenseRows) -> nb.DenseRows:
+    def _prepare(self, rows: nb.DenseRows) -> nb.DenseRows:
         self.seen.append(is_full(switches()) and not torch.is_autocast_enabled("cpu"))
         return rows
 
-    def apply(self, state: nb.DenseRows, noise: Tensor, **_: object) -> Projection:
+    def _apply(self, state: nb.DenseRows, noise: Tensor, *_: object) -> Projection:
         self.seen.append(is_full(switches()) and not torch.is_autocast_enabled("cpu"))
         return nb.projectors.ExactDual().apply(nb.projectors.ExactDual().prepare(state), noise)
 

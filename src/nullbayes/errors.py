@@ -6,6 +6,11 @@ Warnings derive from :class:`NullBayesWarning`; numbers that deserve one are als
 
 from __future__ import annotations
 
+import sys
+import warnings
+
+_LIBRARIES = ("nullbayes", "contextlib", "torch")  # whose frames may lie between a warning and the user's code
+
 
 class NullBayesError(Exception):
     """Base of every error that the library raises on purpose."""
@@ -53,3 +58,14 @@ class CollapseWarning(NullBayesWarning):
 
 class UnderfitWarning(NullBayesWarning):
     """The predictions on the training data moved more than they should."""
+
+
+def warn(message: str, category: type[Warning] = NullBayesWarning) -> None:
+    """Warn at the line of the user's code that called the library.
+
+    That line is in the first frame outside of the package, and outside of the decorators of contextlib and torch.
+    """
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _LIBRARIES:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level)

@@ -44,14 +44,14 @@ def test_rows_are_formed_in_chunks_of_even_size(monkeypatch: pytest.MonkeyPatch)
     assert sizes == [4, 3]
 
 
-@pytest.mark.parametrize(("storage", "share", "n_chunks"), [("device", 1, 2), ("half", 2, 3), ("form", 4, 7)])
+@pytest.mark.parametrize(("storage", "share", "n_chunks"), [("device", 1, 2), ("half", 2, 3), ("recompute", 4, 7)])
 def test_chunks_are_counted_as_they_are_formed(
     storage: str, share: int, n_chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
     rows, sizes = nb.OutputJacobian(model, [(x, y)]), []
     working = rows.working_bytes = 6 * rows._layers.example_bytes
-    assert rows.forming_chunks(storage, working) == n_chunks
+    assert rows.costs(storage).forming_chunks(working) == n_chunks
     form = RowBuilder.form
     monkeypatch.setattr(RowBuilder, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
     rows._form(0, 7, working // share)

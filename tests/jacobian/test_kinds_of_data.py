@@ -162,7 +162,7 @@ def test_none_and_what_all_examples_share_are_passed_on() -> None:
     loader = [{**batch, "token_type_ids": None, "mode": "sum"} for batch in tokens()]
     nested = [({"x": {**batch, "labels": None}}, batch["labels"]) for batch in tokens()]
     model = classifier()
-    for storage in ("form", "products"):
+    for storage in ("recompute", "matrix_free"):
         rows, fixed = nb.OutputJacobian(model, loader, storage=storage), nb.OutputJacobian(Fixed(model), nested)
         torch.testing.assert_close(rows.dense(), fixed.dense())
     assert nb.LossProjectedPosterior(model).fit(loader, 2, progress=False).report.n_data == N

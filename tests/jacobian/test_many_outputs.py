@@ -68,7 +68,7 @@ def test_a_weight_with_a_second_use_in_one_output_of_many_is_noticed(hidden: int
 def test_sizes_and_costs_are_those_of_the_rows_themselves(hidden: int | None) -> None:
     rows = nb.OutputJacobian(build(hidden), data(), "regression")
     held = rows.keep()
-    assert rows.kept_bytes() == sum(piece.n_bytes() for piece in held.pieces)
-    assert rows.kept_bytes(half=True) == sum(piece.halved().n_bytes() for piece in held.pieces)
-    assert (rows.gram_cost(), rows.product_cost()) == (held.gram_cost(), held.product_cost())
-    assert rows.normal_cost() == held.normal_cost()
+    assert rows.costs().held_bytes == sum(piece.costs().n_bytes for piece in held.pieces)
+    assert rows.costs("half").held_bytes == sum(piece.halved().costs().n_bytes for piece in held.pieces)
+    for name in ("gram_flops", "product_flops", "normal_flops"):
+        assert getattr(rows.costs(), name) == getattr(held.costs(), name)

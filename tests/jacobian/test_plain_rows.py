@@ -145,8 +145,8 @@ def test_forward_mode_that_is_wrong_is_not_used() -> None:
     assert "predictions by rows" in posterior.report.route
     wanted = model(x) + torch.einsum("nop,sp->sno", jacobian(model, x), posterior.directions)
     torch.testing.assert_close(posterior.predict(x).samples, wanted)
-    with pytest.raises(ModelError, match=r'torch has wrong for this network: use "form"'):
-        nb.OutputJacobian(model, [(x, y)], storage="products")
+    with pytest.raises(ModelError, match=r'torch has wrong for this network: use "recompute"'):
+        nb.OutputJacobian(model, [(x, y)], storage="matrix_free")
 
 
 def test_rows_that_vmap_has_wrong_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,14 +34,14 @@ def test_writing_waits_for_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 class Own(Projector):
-    """A projector of a user's, that knows nothing of stores."""
+    """A projector of a user's, that ignores stores."""
 
     rtol, atol = 1e-2, 0.0
 
-    def prepare(self, rows: nb.Rows) -> Any:
+    def _prepare(self, rows: nb.Rows) -> Any:
         return ExactDual().prepare(rows)
 
-    def apply(self, state: Any, noise: Tensor, *, callback: Any = None) -> Projection:
+    def _apply(self, state: Any, noise: Tensor, callback: Any, store: Any) -> Projection:
         return ExactDual().apply(state, noise, callback=callback)
 
 

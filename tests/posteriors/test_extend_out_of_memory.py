@@ -71,7 +71,7 @@ def opened(name: str) -> tuple[Any, Hungry]:
     """Two samples, and rows that are formed again whenever they are needed: each time the network is called."""
     kind, rows, projector, *_ = CASES[name]
     model = Plain().failing_at(0)
-    little = rows(model, DATA).kept_bytes()
+    little = rows(model, DATA).costs().held_bytes
     return fit(model, DATA, projector, kind=kind, n_samples=2, memory_limit=little), model.failing_at(0)
 
 

@@ -204,7 +204,7 @@ def test_no_other_way_is_taken_because_memory_ran_out(kind: type[Hungry], work: 
 )
 def test_an_allocation_that_fails_once_does_not_end_a_fit(kind: type, rows: type, projector: Any) -> None:
     model = Plain().failing_at(0)
-    rows(model, DATA).kept_bytes()  # what has to be known before there is a plan
+    rows(model, DATA).costs()  # what has to be known before there is a plan
     opening, whole = Hungry.calls, fit(model.failing_at(0), DATA, projector, kind=kind)
     assert whole.report.notes == ()
     noted = []

@@ -16,7 +16,7 @@ import nullbayes as nb
 from models import CLASSIFICATION, MLP
 from nullbayes.errors import DataError
 from nullbayes.projectors import choose
-from nullbayes.projectors.auto import _in_words
+from nullbayes.projectors.plan import _in_words
 
 N = 1000
 X, Y = CLASSIFICATION.data(n=N)

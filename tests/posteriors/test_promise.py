@@ -134,7 +134,7 @@ def test_likelihoods_of_nan_are_no_promise_kept(monkeypatch: pytest.MonkeyPatch)
 
 def rows_of(n: int, width: int = 3) -> Any:
     """As much of rows as a split looks at."""
-    return SimpleNamespace(examples=range(n), n_outputs=width, granule=width)
+    return SimpleNamespace(examples=range(n), n_outputs=width, rows_per_example=width)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 150, 300, 5000])

@@ -8,7 +8,7 @@ import nullbayes as nb
 from drawing import matrix_from_singular_values, rand, randn
 from nullbayes.errors import NullBayesError, SettingsError
 from nullbayes.projectors import Alternating, Krylov
-from nullbayes.projectors.coarse import coarse_space
+from nullbayes.projectors.sweep import coarse_space
 from nullbayes.testing import cases, kernel_projector
 
 CASES = {case.name: case for case in cases(torch.get_default_device())}
@@ -84,10 +84,10 @@ def test_length_of_the_rows_does_not_matter(size: float, dtype: torch.dtype) -> 
 def test_what_is_removed_is_the_part_inside() -> None:
     coarse = coarse_space(nb.DenseRows(with_spectrum(SPECTRA["power law"])), 12)
     vectors = gaussian(3, 120)
-    removed = coarse.removed(vectors)
+    removed = coarse.correction(vectors)
     torch.testing.assert_close(removed, vectors @ coarse.basis.T @ coarse.basis)
-    torch.testing.assert_close(coarse.removed(removed), removed)
-    assert coarse.removed(vectors - removed).norm() < 1e-12
+    torch.testing.assert_close(coarse.correction(removed), removed)
+    assert coarse.correction(vectors - removed).norm() < 1e-12
 
 
 def test_it_is_the_same_at_every_call() -> None:
@@ -133,7 +133,7 @@ def test_sum_of_the_steps_stays_symmetric_and_vanishes_on_the_kernel_alone(dimen
     case = CASES["zero_rows"]
     state = Alternating(coarse=dimension).prepare(nb.DenseRows(case.matrix, case.block_rows))
     assert state.coarse is not None
-    map_ = state.all_at_once(torch.eye(90, dtype=torch.float64))
+    map_ = state.parallel_sweep(torch.eye(90, dtype=torch.float64))
     torch.testing.assert_close(map_, map_.T, rtol=0, atol=1e-12)
     values = torch.linalg.eigvalsh(map_)
     assert values.min() > -1e-12

@@ -51,7 +51,7 @@ class Work:
 
     def held(self, allowed: int) -> Rows:
         """Return the rows, held in memory if they take no more than so many bytes: for methods that read them often."""
-        return self.rows.stored("device") if self.rows.kept_bytes() <= allowed else self.rows
+        return self.rows.stored("device") if self.rows.costs().held_bytes <= allowed else self.rows
 
 
 class Baseline(SamplePosterior):

@@ -85,8 +85,8 @@ def _factors(rows: OutputJacobian) -> Iterator[Factor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a dependency deprecates is no news for the user
         kfac = operator(
-            model, nn.MSELoss(reduction="sum"), leaves, _Batches(rows.examples, rows.granule), fisher_type="type-2",
-            check_deterministic=False, num_per_example_loss_terms=1, num_data=len(rows.examples),
+            model, nn.MSELoss(reduction="sum"), leaves, _Batches(rows.examples, rows.rows_per_example),
+            fisher_type="type-2", check_deterministic=False, num_per_example_loss_terms=1, num_data=len(rows.examples),
             batch_size_fn=lambda pair: len(pair[1]),
         )  # fmt: skip
         try:

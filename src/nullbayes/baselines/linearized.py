@@ -13,8 +13,9 @@ from torch import Tensor
 from nullbayes.baselines.base import Work
 from nullbayes.baselines.laplace import Laplace
 from nullbayes.errors import SettingsError
+from nullbayes.limits import normal_bytes
 from nullbayes.linalg.curvature import Curvature, Dual, MatrixFree, Primal
-from nullbayes.linalg.normal import normal_bytes, normal_matrix
+from nullbayes.linalg.normal import normal_matrix
 
 _FACTORED = {"cpu": 8_000, "cuda": 60_000}  # columns or rows whose matrix is factored within minutes
 _SMALL = 2048  # columns whose matrix is taken even where rows are fewer: it needs no rows later, and fits in a file

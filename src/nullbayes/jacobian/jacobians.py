@@ -47,7 +47,7 @@ class OutputJacobian(JacobianRows):
         parameters: Selection = None,
         batch_fn: BatchFn | None = None,
         output_fn: OutputFn | None = None,
-        storage: Formed = "form",
+        storage: Formed = "recompute",
     ) -> None:
         opened = open_data(model, loader, likelihood, parameters, batch_fn, output_fn)
         network, examples, fitted = opened.network, opened.examples, opened.likelihood
@@ -63,7 +63,7 @@ class OutputJacobian(JacobianRows):
             return (values if counted is None else values * counted).flatten(1)
 
         super().__init__(
-            network, examples, fitted, outputs, granule=width, output_std=opened.output_std,
+            network, examples, fitted, outputs, rows_per_example=width, output_std=opened.output_std,
             n_outputs=width, storage=storage,
         )  # fmt: skip
 
@@ -88,7 +88,7 @@ class LossJacobian(JacobianRows):
         parameters: Selection = None,
         batch_fn: BatchFn | None = None,
         output_fn: OutputFn | None = None,
-        storage: Formed = "form",
+        storage: Formed = "recompute",
     ) -> None:
         opened = open_data(model, loader, likelihood, parameters, batch_fn, output_fn)
         network, examples, fitted = opened.network, opened.examples, opened.likelihood
@@ -99,5 +99,12 @@ class LossJacobian(JacobianRows):
             return fitted.loss(network(flat, x), y)[:, None]
 
         super().__init__(
-            network, examples, fitted, losses, granule=1, output_std=opened.output_std, n_outputs=width, storage=storage
+            network,
+            examples,
+            fitted,
+            losses,
+            rows_per_example=1,
+            output_std=opened.output_std,
+            n_outputs=width,
+            storage=storage,
         )

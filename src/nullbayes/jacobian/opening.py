@@ -8,7 +8,6 @@ added up, and no outputs are kept.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, NullBayesWarning
+from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, warn
 from nullbayes.jacobian.autograd import ordinary, recording
 from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves
 from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
@@ -191,20 +190,20 @@ class OutputSums:
                 "All outputs lie between 0 and 1, and explain the targets better as probabilities than as logits, "
                 f'which "{name}" takes them for. If the network ends in something like a sigmoid: {_LOGITS}'
             )
-            warnings.warn(message, NullBayesWarning, stacklevel=2)
+            warn(message)
         size = (self._sum_of_squares / (self.n * self._mean.numel())) ** 0.5
         if self.n >= _ENOUGH and self._differs <= _SAME * size:
             message = (
                 f"The network gives the same outputs for all {self.n:,} training examples: it is dead, or was not "
                 "trained, and a posterior of it cannot tell inputs apart."
             )
-            warnings.warn(message, NullBayesWarning, stacklevel=2)
+            warn(message)
         if self._label_on_padding:
             message = (
                 "Some labels count where attention_mask is 0: padding becomes part of the training data. Label it with "
                 "ignore_index (-100)."
             )
-            warnings.warn(message, NullBayesWarning, stacklevel=2)
+            warn(message)
 
 
 def check_ending(network: Network, likelihood: Likelihood, x: Any) -> None:

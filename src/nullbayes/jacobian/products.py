@@ -189,7 +189,7 @@ def compare_modes(
             why = "torch has wrong for this network"
     network.forward_mode = not why
     if why and needed:
-        msg = f'storage="products" needs forward mode, which {why}: use "form".'
+        msg = f'storage="matrix_free" needs forward mode, which {why}: use "recompute".'
         raise ModelError(msg)
 
 

@@ -22,6 +22,7 @@ from nullbayes.jacobian.checks import CHUNK_TOLERANCE, COUPLED, AutogradReferenc
 from nullbayes.jacobian.layer_rules import Layer
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.routes import Attempts, ByLayers, ByVmap, FormedRows, OneByOne, Range, Seen
+from nullbayes.limits import limits
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.precision import full_precision
@@ -29,7 +30,6 @@ from nullbayes.types import RowFunction
 
 _CHECKED_EXAMPLES = 3
 _COMPARED_OUTPUTS = 16  # more outputs are combined into so many before rows are compared for the first time
-_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**32}  # temporary memory while rows are formed for predictions
 
 
 class _FewOutputs:
@@ -80,7 +80,7 @@ class RowBuilder:
     def __init__(self, network: Network, function: RowFunction, x: Any, y: Tensor) -> None:
         self.network, self._few_outputs = network, _FewOutputs(function)
         self.function: RowFunction = self._few_outputs
-        self.working_bytes = _WORKING_BYTES.get(network.device.type, 2**28)
+        self.working_bytes = limits(network.device).working_bytes
         self._attempts = Attempts()
         self.reasons = self._attempts.reasons
         self._by_layers = ByLayers(network, self._attempts)

@@ -9,17 +9,19 @@ as theirs.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nullbayes.errors import ConvergenceWarning
 from nullbayes.jacobian.batches import n_examples, take_examples
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import output_rows
 from nullbayes.posteriors.noise import normal
-from nullbayes.projectors import Projector
+from nullbayes.projectors import Outcome, Projector, StepSchedule
 
 _LEADERS = 30  # samples whose steps are taken
 _VECTORS = 10  # in memory for each row that is projected
@@ -38,7 +40,7 @@ class ExactVariances:
         What the fit has measured, with the seed of its samples. A fit that did not converge, because it was interrupted
         or its sweeps ran out, has the sweeps that it had; those of another projector say nothing.
     working_bytes : int
-        For rows in work; as many as there are leaders are always projected together.
+        For rows in work; as many as there are samples are always projected together.
     """
 
     def __init__(
@@ -48,9 +50,12 @@ class ExactVariances:
         few = min(_LEADERS, len(report["residual"]))
         self.at_once = max(few, working_bytes // (_VECTORS * network.n_parameters * network.dtype.itemsize))
         ended = not report["converged"] and report["projector"] == type(projector).__name__
-        self.leaders = projector.leaders(
-            state, normal(network, report["seed"], 0, few), report["sweeps"] if ended else None
-        )
+        noise = normal(network, report["seed"], 0, few)
+        sweeps = _sweeps(projector, state, noise, report["sweeps"] if ended else None)
+        self.schedules = [
+            (sweeps.count(count) / few, StepSchedule(noise[sweeps.index(count)][None].clone(), count))
+            for count in dict.fromkeys(sweeps)
+        ]  # samples with as many sweeps have the same map, but for the lengths of their steps
 
     def __call__(self, x: Any) -> Tensor:  # (n, ...)
         """Return the variance of each output at precision 1, the rows of so many inputs at a time as may be."""
@@ -62,8 +67,19 @@ class ExactVariances:
         parts = []
         for some in rows.flatten(0, -2).split(self.at_once):
             squares = [
-                leader.share * self.projector.follow(self.state, leader, some).square().sum(1)
-                for leader in self.leaders
+                share * self.projector.apply_transposed(self.state, schedule, some).square().sum(1)
+                for share, schedule in self.schedules
             ]
             parts.append(torch.stack(squares).sum(0))
         return torch.cat(parts).view(rows.shape[:-1])
+
+
+def _sweeps(projector: Projector, state: Any, noise: Tensor, most: int | None) -> list[int]:
+    """Return how many sweeps each sample takes, or took until it was stopped after ``most``."""
+    with warnings.catch_warnings():
+        if most is not None:  # the fit has warned that it did not converge
+            warnings.filterwarnings("ignore", "(?!.*stopped by the user)", ConvergenceWarning)
+        info = projector.apply(state, noise).info
+    if info.outcome is Outcome.INTERRUPTED:
+        raise KeyboardInterrupt  # fewer sweeps are another map
+    return [sweeps if most is None else min(sweeps, most) for sweeps in info.sweeps_per_sample.tolist()]

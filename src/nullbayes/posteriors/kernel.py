@@ -37,7 +37,7 @@ from nullbayes.posteriors.spread import loss_std, train_std
 from nullbayes.posteriors.trial import run_trial
 from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
-from nullbayes.projectors import Iterative, Outcome, Projector, traces
+from nullbayes.projectors import Outcome, Projector
 
 _ON_TRAINING_DATA = ("_rows", "_state", "_exact", "_projector", "_jacobian", "_built")  # and only as long as needed
 
@@ -268,13 +268,10 @@ class KernelPosterior(SamplePosterior):
         self._meter.announce = bar.phase
         with self._meter.phase("projection"):
             callback = bar.sweeps(report["tolerance"])
-            if isinstance(self._projector, Iterative):
-                projection = self._projector.apply(self._state, drawn, callback=callback, store=store)
-            else:
-                projection = self._projector.apply(self._state, drawn, callback=callback)
+            projection = self._projector.apply(self._state, drawn, callback=callback, store=store)
         info, new = projection.info, projection.directions[:n_samples]
         measured = slice(0, n_samples) if self._base is None else slice(n_samples, None)
-        estimates = traces(drawn[measured].to(new.device), projection.directions[measured])
+        estimates = info.traces[measured]
         with self._meter.phase("measure"):
             left = *train_std(self._jacobian, self._rows, new), loss_std(self._jacobian, self._rows, new)
         directions = new if self._directions is None else torch.cat([self._directions, new])

@@ -284,7 +284,7 @@ def split(rows: JacobianRows, seed: int) -> list[tuple[Sequence[int], Sequence[i
     """
     n, width = len(rows.examples), max(1, rows.n_outputs)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu").tolist()
-    cheap, most = (max(1, size // rows.granule) for size in (_CHEAP_ROWS, _TRIAL_ROWS))
+    cheap, most = (max(1, size // rows.rows_per_example) for size in (_CHEAP_ROWS, _TRIAL_ROWS))
     if n <= 2 * _FEWEST and n * width <= _NUMBERS:
         apart = [order[fold::_FOLDS] for fold in range(min(_FOLDS, n))]
         return [(sorted([i for i in order if i not in out][:most]), sorted(out)) for out in map(set, apart)]

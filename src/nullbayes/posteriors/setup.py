@@ -11,7 +11,7 @@ from nullbayes.errors import SettingsError
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.memory import give_back, is_out_of_memory
 from nullbayes.posteriors.resources import host_memory_bytes, memory_limit_bytes
-from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Projector, choose, least_bytes
+from nullbayes.projectors import Projector, choose, least_bytes
 from nullbayes.types import Storage
 
 
@@ -68,7 +68,7 @@ def set_up(asked: Asked, limit: int | None = None, host: int | None = None, halv
     limit = memory_limit_bytes(asked.memory_limit, rows.device) if limit is None else limit
     host = host_memory_bytes(rows.device) if host is None else host
     if isinstance(projector, Projector):
-        storage: Storage = "device" if rows.kept_bytes() <= limit // 2 else "form"
+        storage: Storage = "device" if rows.costs().held_bytes <= limit // 2 else "recompute"
         setup = Setup(projector, "as asked for", storage, min(rows.working_bytes, limit // 8), limit, host, None)
     else:
         plan = choose(rows, n_samples=asked.n_samples, memory_limit=limit, rtol=asked.tolerance, host_limit=host)
@@ -124,52 +124,26 @@ def _smaller_plan(asked: Asked, setup: Setup, peak: int) -> Setup:
 
 
 def _smaller_blocks(asked: Asked, setup: Setup) -> Setup:
-    rows, projector, before = asked.rows, _halved(setup.projector, asked.rows), setup.working_bytes
+    rows, before = asked.rows, setup.working_bytes
+    halved = setup.projector.smaller(rows)
+    projector = halved or setup.projector
     # blocks of half the size may be enough; if they are not, nothing else is held either
-    storage: Storage = setup.storage if projector != setup.projector and not setup.notes else "form"
-    least, useful = rows.least_working_bytes(storage, asked.n_samples), 4 * rows.kept_bytes()
+    storage: Storage = setup.storage if halved is not None and not setup.notes else "recompute"
+    least, useful = rows.costs(storage).least_working_bytes(asked.n_samples), 4 * rows.costs().held_bytes
     working = min(before, max(least, min(before // 2, useful)))
     if (projector, storage, working) == (setup.projector, setup.storage, before):
         msg = (
-            f"Memory ran out with {setup}, the least that it can do with: {_advice(projector)}, or use "
+            f"Memory ran out with {setup}, the least that it can do with: {projector.memory_advice}, or use "
             'projector="auto", which plans for the memory that there is.'
         )
         raise SettingsError(msg)
-    where = "formed again in every sweep" if storage == "form" else "held"
-    note = f"memory ran out; went on with {_blocks(projector, rows)}rows {where}, {_mib(working)} at a time"
+    where = "formed again in every sweep" if storage == "recompute" else "held"
+    size = projector.block_size(rows)
+    blocks = "" if size is None else f"blocks of {size:,} rows, "
+    note = f"memory ran out; went on with {blocks}rows {where}, {_mib(working)} at a time"
     return dataclasses.replace(
         setup, projector=projector, storage=storage, working_bytes=working, notes=(*setup.notes, note)
     )
-
-
-def _advice(projector: Projector) -> str:
-    """Say which setting to lower."""
-    blocks = projector.alternating if isinstance(projector, Krylov) else projector
-    if isinstance(blocks, Alternating) and blocks.coarse:
-        return "lower coarse"
-    if isinstance(projector, Lanczos):
-        return "lower rank"
-    if isinstance(projector, (ExactDual, ExactPrimal)):
-        return "use nb.projectors.Krylov(nb.projectors.Alternating(block_rows=...)), which needs no matrix of all rows"
-    return "lower n_samples"
-
-
-def _halved(projector: Projector, rows: JacobianRows) -> Projector:
-    """Return a projector whose blocks have half as many rows, if it has blocks and they can be cut."""
-    if isinstance(projector, Krylov):
-        alternating = _halved(projector.alternating, rows)
-        assert isinstance(alternating, Alternating)
-        return dataclasses.replace(projector, alternating=alternating)
-    if isinstance(projector, Alternating):
-        size = projector.block_size(rows)
-        half = max(rows.granule, size // 2)
-        return dataclasses.replace(projector, block_rows=half) if half < size else projector
-    return projector
-
-
-def _blocks(projector: Projector, rows: JacobianRows) -> str:
-    alternating = projector.alternating if isinstance(projector, Krylov) else projector
-    return f"blocks of {alternating.block_size(rows):,} rows, " if isinstance(alternating, Alternating) else ""
 
 
 def _mib(size: int) -> str:

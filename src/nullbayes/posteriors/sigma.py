@@ -85,7 +85,7 @@ def _whitened(rows: JacobianRows, fitted: Regression, scale: Tensor) -> tuple[Sm
         plain = rows
     else:
         plain = OutputJacobian(rows.network, rows.examples, fitted)
-    held = plain.kept_bytes() <= _HELD * free_memory(plain.device)
+    held = plain.costs().held_bytes <= _HELD * free_memory(plain.device)
     return smoother(plain.stored("device") if held else plain, plain.network.theta), plain.n_rows
 
 

@@ -51,7 +51,7 @@ def worst_ratio(stds: Tensor, spreads: Tensor) -> float | None:  # (O,), (O,)
 
 def _own_changes(rows: Rows, directions: Tensor, jacobian: JacobianRows) -> Iterator[tuple[Tensor, int]]:
     """Yield the change of all outputs, (S, n, O), from the rows that are the outputs' own."""
-    changes = rows.mv(directions).double().view(len(directions), -1, jacobian.granule)
+    changes = rows.mv(directions).double().view(len(directions), -1, jacobian.rows_per_example)
     yield changes, changes[0].numel()
 
 

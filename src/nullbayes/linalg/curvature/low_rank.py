@@ -70,7 +70,7 @@ def lanczos_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
 def ritz_pairs(rows: Rows, basis: Tensor) -> LowRank:  # (k, P)
     r"""Return the best eigenpairs of :math:`A^\top A` within the span of orthonormal vectors."""
     projected = torch.zeros(len(basis), len(basis), dtype=torch.float64, device=rows.device)
-    for _, block in rows.blocks(rows.walk_rows):
+    for _, block in rows.blocks(rows.rows_per_pass):
         image = block.mv(basis).double()
         projected += image @ image.T
     values, turn = torch.linalg.eigh(projected)
@@ -88,7 +88,7 @@ def nystrom_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
     drawn = torch.randn(size, rows.n_columns, generator=generator, dtype=rows.dtype, device=generator.device)
     test = torch.linalg.qr(drawn.to(rows.device).T).Q.T
     image = torch.zeros_like(test)  # Y, in rows
-    for _, block in rows.blocks(rows.walk_rows):
+    for _, block in rows.blocks(rows.rows_per_pass):
         image += block.rmv(block.mv(test))
     shift = torch.finfo(rows.dtype).eps * float(image.norm()) + torch.finfo(rows.dtype).tiny
     image += shift * test
