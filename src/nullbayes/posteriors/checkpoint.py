@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nullbayes import io
 from nullbayes.errors import FileError, warn
-from nullbayes.jacobian.fingerprint import fingerprint
+from nullbayes.hashing import fingerprint
 from nullbayes.posteriors.header import Count, check_fields, fields_of
 from nullbayes.posteriors.plan import FitPlan, FitRequest, described
 from nullbayes.projectors import Iterative

@@ -41,7 +41,7 @@ def save(self: Any, path: str | os.PathLike[str]) -> None:
         "kernel_dimension": self._kernel_dimension,
         "likelihood": {"name": likelihood.name, **likelihood.settings()},
         "output_fn": network.output_fn is not the_output,
-        "inputs": network.trained_on,
+        "inputs": network.input_signature,
         "report": {},
         **self._header(),
     }
@@ -119,7 +119,7 @@ def from_file(
     posterior._kernel_dimension = float(header["kernel_dimension"])
     if header["precision_rule"]:
         posterior._precision_rule, posterior._precision = header["precision_rule"], float(header["prior_precision"])
-    network.trained_on = header["inputs"]
+    network.input_signature = header["inputs"]
     posterior._restore(tensors, header)
     made: T = posterior
     return made

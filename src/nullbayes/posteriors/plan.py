@@ -17,7 +17,7 @@ from torch import nn
 
 from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.batches import BatchFn, is_array
-from nullbayes.jacobian.beginning import Expected, read_beginning
+from nullbayes.jacobian.data import Expected, read_beginning
 from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.rows import JacobianRows
