@@ -19,8 +19,8 @@ from nullbayes.jacobian.batches import BatchFn, is_array
 from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors.base import SamplePosterior
-from nullbayes.posteriors.header import Fields, count, fields_of
-from nullbayes.posteriors.measured import Measured
+from nullbayes.posteriors.header import Fields, count
+from nullbayes.posteriors.measured import REPORT
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Prediction, default_link, joined, stream
 
@@ -46,7 +46,7 @@ class Baseline(SamplePosterior):
 
     _header_fields: ClassVar[Fields] = {"seed": count, "settings": lambda value: isinstance(value, dict)}
     _report_fields: ClassVar[Fields] = {
-        name: fields_of(Measured)[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
+        name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
     }
 
     @property

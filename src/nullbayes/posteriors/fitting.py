@@ -157,13 +157,13 @@ def draw(
     directions = projection.directions[:n_samples]
     estimates = projection.info.traces[slice(0, n_samples) if noise.base is None else slice(n_samples, None)]
     with meter.phase("measure"):
-        measured = measure(prepared, noise.seed, directions, projection.info, estimates)
+        measured = measure(prepared, noise, directions, projection.info, estimates)
         measured = replace(measured, promise=promise, notes=(*measured.notes, note) if note else measured.notes)
         if before is not None:
             measured = merged(before.measured, measured)
             directions = torch.cat([before.directions, directions])
         if measured.promise is not None:
-            closed = measured.closed_form(prepared.jacobian.network.theta, based=noise.base is not None)
+            closed = measured.precision("optimal", prepared.jacobian.network.theta)
             kept = inspected(measured.promise, prepared.jacobian, directions, closed, noise.seed)
             measured = replace(measured, promise=kept)
     measured = timed(measured, meter.seconds, meter.peak())

@@ -21,51 +21,37 @@ Fields = Mapping[str, Test]  # name of a field -> whether it may have a value
 MOST_NOTES = 64
 
 
-def text(value: Any) -> bool:
-    """Tell whether a value is a string."""
-    return isinstance(value, str)
+_MAX, _TINY = sys.float_info.max, math.ulp(0.0)  # an int may be larger than a float, and NaN is in no range
 
 
-def flag(value: Any) -> bool:
-    """Tell whether a value is a boolean."""
-    return isinstance(value, bool)
+def _is(*kinds: type) -> Test:
+    """Return a test for values of some types, and of no types derived from them."""
+    return lambda value: type(value) in kinds
 
 
-def count(value: Any) -> bool:
-    """Tell whether a value is a non-negative integer of at most 63 bits."""
-    return type(value) is int and 0 <= value < 2**63
+def _between(low: float, high: float, *kinds: type) -> Test:
+    """Return a test for numbers of some types within a range."""
+    return lambda value: type(value) in kinds and low <= value <= high
 
 
-def number(value: Any) -> bool:
-    """Tell whether a value is a finite number."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # an int may be larger, and NaN fails
+def _all(test: Test, least: int = 1, most: float = math.inf) -> Test:
+    """Return a test for lists of so many values that each pass another test."""
+    return lambda value: isinstance(value, list) and least <= len(value) <= most and all(map(test, value))
 
 
-def not_negative(value: Any) -> bool:
-    """Tell whether a value is a finite number that is not negative."""
-    return number(value) and value >= 0
-
-
-def positive(value: Any) -> bool:
-    """Tell whether a value is a finite number larger than zero."""
-    return number(value) and value > 0
-
-
-def _notes(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= MOST_NOTES and all(map(text, value))
+text, flag, _mapping = _is(str), _is(bool), _is(dict)
+count = _between(0, 2**63 - 1, int)
+number, not_negative, positive = (_between(low, _MAX, int, float) for low in (-_MAX, 0.0, _TINY))
 
 
 def _parameter(value: Any) -> bool:
-    if not (isinstance(value, list) and len(value) == 2 and text(value[0])):
-        return False
-    shape = value[1]
-    return isinstance(shape, list) and len(shape) <= 64 and all(map(count, shape))  # no tensor has more dimensions
+    return isinstance(value, list) and len(value) == 2 and text(value[0]) and _all(count, 0, 64)(value[1])
 
 
 # Annotations of a report's dataclass that say more than a type does.
 Count = Annotated[int, count]
 Amount = Annotated[float, not_negative]
-Notes = Annotated[tuple[str, ...], _notes]
+Notes = Annotated[tuple[str, ...], _all(text, 0, MOST_NOTES)]
 
 
 def fields_of(kind: type[Any]) -> Fields:
@@ -83,8 +69,7 @@ def _test(hint: Any) -> Test:
         options = [_test(option) for option in inner]
         return lambda value: any(test(value) for test in options)
     if origin is tuple:
-        each = _test(inner[0])
-        return lambda value: isinstance(value, list) and len(value) > 0 and all(map(each, value))
+        return _all(_test(inner[0]))
     if origin is dict:
         each = _test(inner[1])
         return lambda value: isinstance(value, dict) and all(map(each, value.values()))
@@ -93,39 +78,23 @@ def _test(hint: Any) -> Test:
         return lambda value: (
             isinstance(value, dict) and value.keys() == fields.keys() and all(fields[n](value[n]) for n in fields)
         )
-    plain: Mapping[Any, Test] = {
-        str: text,
-        bool: flag,
-        float: number,
-        NoneType: lambda value: value is None,
-        Any: lambda value: True,
-    }
-    return plain[hint]
-
-
-def _mapping(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _class_dim(value: Any) -> bool:
-    return value is None or (type(value) is int and -64 <= value <= -1)
-
-
-def _noise(value: Any) -> bool:
-    several = isinstance(value, list) and len(value) > 1 and all(map(positive, value))
-    return value is None or positive(value) or several
+    plain: Mapping[Any, Test] = {str: text, bool: flag, float: number, NoneType: _is(NoneType)}
+    return plain.get(hint, lambda value: True)
 
 
 _TEMPERATURE: Fields = {"temperature": positive}
 _LIKELIHOODS: Mapping[str, Fields] = {
     "classification": {
-        "class_dim": _class_dim,
-        "ignore_index": lambda value: type(value) is int and abs(value) < 2**63,
+        "class_dim": lambda value: value is None or _between(-64, -1, int)(value),
+        "ignore_index": _between(1 - 2**63, 2**63 - 1, int),
         "some_ignored": flag,
         "more_ignored": flag,
         **_TEMPERATURE,
     },
-    "regression": {"sigma_noise": _noise, **_TEMPERATURE},
+    "regression": {
+        "sigma_noise": lambda value: value is None or positive(value) or _all(positive, 2)(value),
+        **_TEMPERATURE,
+    },
     "binary": _TEMPERATURE,
     "multilabel": _TEMPERATURE,
     "custom": {},
@@ -133,7 +102,7 @@ _LIKELIHOODS: Mapping[str, Fields] = {
 _COMMON: Fields = {
     "format_version": count,
     "kind": text,
-    "parameters": lambda value: isinstance(value, list) and len(value) > 0 and all(map(_parameter, value)),
+    "parameters": _all(_parameter),
     "fingerprint": text,
     "prior_precision": positive,
     "precision_rule": lambda value: value in ("", "auto", "optimal", "paper"),

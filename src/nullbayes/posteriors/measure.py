@@ -22,7 +22,7 @@ from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.products import linearized, output_rows
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.rows import Rows
-from nullbayes.posteriors.arguments import normal
+from nullbayes.posteriors.arguments import Noise, normal
 from nullbayes.posteriors.measured import Measured
 from nullbayes.posteriors.plan import FitPlan, FitRequest
 from nullbayes.predictive import stream
@@ -49,7 +49,7 @@ class Prepared:
     state: Any
 
 
-def measure(prepared: Prepared, seed: int, directions: Tensor, info: Info, estimates: Tensor) -> Measured:
+def measure(prepared: Prepared, noise: Noise, directions: Tensor, info: Info, estimates: Tensor) -> Measured:
     """Measure new directions (S, P); ``estimates`` are those of the dimension of the null space."""
     jacobian, plan, n = prepared.jacobian, prepared.plan, len(directions)
     std, ratio = train_std(jacobian, prepared.rows, directions)
@@ -62,7 +62,8 @@ def measure(prepared: Prepared, seed: int, directions: Tensor, info: Info, estim
         n_counted=jacobian.n_counted,
         data=jacobian.examples.fingerprint(),
         output_std=jacobian.output_std,
-        seed=seed,
+        seed=noise.seed,
+        based=noise.base is not None,
         tolerance=plan.projector.rtol,
         residual=tuple(info.residual[:n].tolist()),
         converged=bool(info.converged[:n].all()),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nullbayes import priors
 from nullbayes.errors import SettingsError
-from nullbayes.posteriors.header import MOST_NOTES, Amount, Count, Notes
+from nullbayes.posteriors.header import MOST_NOTES, Amount, Count, Notes, fields_of
 from nullbayes.posteriors.promise import Promise
 from nullbayes.projectors import mean_and_error
 
@@ -28,8 +28,8 @@ class Measured:
         The projector that was used and why, and how the rows were formed.
     n_data, n_rows, n_counted : int
         Training examples, their rows, and the rows without those of ignored positions, which are zero.
-    data, seed : str, int
-        Fingerprint of the training data, and the seed of the samples.
+    data, seed, based : str, int, bool
+        Fingerprint of the training data, the seed of the samples, and whether they have a base distribution.
     output_std : float
         The spread of the network's own training outputs.
     residual, tolerance : tuple of float, float
@@ -61,6 +61,7 @@ class Measured:
     data: str
     output_std: Amount
     seed: Count
+    based: bool
     tolerance: Amount
     residual: tuple[Amount, ...]
     converged: bool
@@ -86,11 +87,11 @@ class Measured:
             return float(n_parameters - self.rank), 0.0
         return mean_and_error(torch.tensor(self.traces, dtype=torch.float64, device="cpu"), n_parameters)
 
-    def precision(self, rule: str | float, theta: Tensor, *, based: bool) -> float:  # (P,)
-        """Return the prior precision that a rule stands for."""
+    def precision(self, rule: str | float, theta: Tensor) -> float:  # (P,)
+        """Return the prior precision that a rule stands for; samples of a base distribution carry their own scale."""
         if not isinstance(rule, str):
             return float(rule)
-        optimal = self.closed_form(theta, based=based)
+        optimal = 1.0 if self.based else self.closed_form(theta)
         if rule != "auto":
             return 1.0 / optimal if rule == "paper" else optimal
         if self.promise is None:
@@ -98,10 +99,13 @@ class Measured:
             raise SettingsError(msg)
         return max(optimal, self.promise.needed)
 
-    def closed_form(self, theta: Tensor, *, based: bool) -> float:  # (P,)
-        """Return the prior precision "optimal": 1 for samples of a base distribution, which carry their own scale."""
+    def closed_form(self, theta: Tensor) -> float:  # (P,)
+        """Return the precision of the largest projected marginal likelihood."""
         norm, size = float(theta.double().square().sum()), len(theta)
-        return 1.0 if based else priors.closed_form(size, self.dimension(size)[0], norm)
+        return priors.closed_form(size, self.dimension(size)[0], norm)
+
+
+REPORT = fields_of(Measured)  # in a file
 
 
 def from_header(values: Mapping[str, Any]) -> Measured:

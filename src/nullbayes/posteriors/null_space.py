@@ -23,9 +23,8 @@ from nullbayes.memory import OutOfMemory, attempt
 from nullbayes.posteriors import fitting
 from nullbayes.posteriors.arguments import Base, Noise, data_and_count, lost, whole
 from nullbayes.posteriors.base import SamplePosterior
-from nullbayes.posteriors.header import Fields, fields_of, flag
 from nullbayes.posteriors.measure import ExactVariances, Prepared
-from nullbayes.posteriors.measured import Measured, from_header
+from nullbayes.posteriors.measured import REPORT, Measured, from_header
 from nullbayes.posteriors.plan import FitPlan, FitRequest, shrink
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.report import FitReport, warn_of
@@ -36,8 +35,7 @@ from nullbayes.projectors import Projector
 class NullSpacePosterior(SamplePosterior):
     """Samples in the null space of rows; abstract: a subclass says which rows."""
 
-    _header_fields: ClassVar[Fields] = {"based": flag}
-    _report_fields: ClassVar[Fields] = fields_of(Measured)
+    _report_fields = REPORT
     _row_options: Mapping[str, Any] = MappingProxyType({})  # which a file holds as well
     _tolerance: ClassVar[float]  # of a fit that is not given another
     _underfit_advice = 'The posterior underfits: use prior_precision="auto", a larger one, or a smaller tolerance.'
@@ -74,10 +72,8 @@ class NullSpacePosterior(SamplePosterior):
         loader : iterable of batches, or all inputs
             The training data, unshuffled and without augmentation: ``fit(loader)``; see ``nb.evaluation_loader``. Or
             the inputs, as a tensor or an array: ``fit(x, y)``.
-        targets : Tensor or array, optional
-            The targets of those inputs. A number in their place is ``n_samples``: ``fit(loader, 50)``.
-        n_samples : int
-            How many samples to draw.
+        targets, n_samples : Tensor or array, optional; int
+            The targets of those inputs, and the number of samples: ``fit(x, y, 50)`` or ``fit(loader, 50)``.
         held_out : iterable of batches or pair (inputs, targets), optional
             Data that the network was not trained on, to choose precision and temperature by; see :meth:`tune`.
         projector : "auto" or Projector
@@ -139,8 +135,7 @@ class NullSpacePosterior(SamplePosterior):
     def extend(self, n_samples: int, *, progress: bool = True) -> Self:
         """Draw more samples and keep the earlier ones: ``fit(10)`` and ``extend(20)`` are ``fit(30)``.
 
-        Where memory runs out, fewer samples are drawn at a time, and then by a smaller plan, as in ``fit``; the notes
-        of the report say so. Where nothing helps, the posterior keeps the samples that it has.
+        Where memory runs out, fewer are drawn at a time, and then by a smaller plan; the report notes it.
         """
         if (n_samples := whole(n_samples)) < 1:
             msg = f"n_samples must be at least 1, not {n_samples}."
@@ -192,17 +187,12 @@ class NullSpacePosterior(SamplePosterior):
         tolerance: float | None = None,
         memory_limit: int | str | None = None,
     ) -> Self:
-        """Build rows and projector again for a posterior that was loaded, copied or released.
-
-        ``extend`` and exact variances need them. The default tolerance is that of the fit.
-        """
-        measured = self._need_measured()
+        """Build rows and projector again, for ``extend`` and exact variances after ``load``, a copy or ``release``."""
+        measured, data = self._need_measured(), loader if targets is None else (loader, targets)
         self._network.check_unchanged()
-        data = loader if targets is None else (loader, targets)
         rows = fitting.open_rows(self._kind(), data, self._likelihood)
         fitting.check_same_data(rows, measured)
-        self.release()
-        self._likelihood = rows.likelihood
+        self.release()._likelihood = rows.likelihood
         tolerance = measured.tolerance if tolerance is None else tolerance
         self._prepared = fitting.prepare(FitRequest(rows, self.n_samples, projector, tolerance, memory_limit))
         return self
@@ -220,10 +210,7 @@ class NullSpacePosterior(SamplePosterior):
 
     @full_precision()
     def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)
-        """Return the variance of the linearized outputs; see :meth:`SamplePosterior.functional_variance`.
-
-        It is exact up to the steps that the samples took, at the price of one projection per output.
-        """
+        """Return the variance of the linearized outputs; if ``exact``, by one projection per output."""
         if not exact:
             return self.predict(x).variance
         prepared = self._need_prepared()
@@ -235,7 +222,7 @@ class NullSpacePosterior(SamplePosterior):
         return self._exact(x, self._batch_fn) / self.prior_precision
 
     def _resolve_precision(self, rule: str | float) -> float:
-        return self._need_measured().precision(rule, self._network.theta, based=self._base is not None)
+        return self._need_measured().precision(rule, self._network.theta)
 
     def _need_measured(self) -> Measured:
         if self._measured is None:
@@ -251,19 +238,17 @@ class NullSpacePosterior(SamplePosterior):
             raise NotFittedError(msg)
         return self._prepared
 
-    # --- files and copies ---------------------------------------------------------------------------------------------
-
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the training data and all that was built on them, as a file does."""
         base = None if self._base is None else lost
         return {**vars(self), "_prepared": None, "_exact": None, "_base": base}
 
     def _header(self) -> dict[str, Any]:
-        return {"report": self._need_measured().to_dict(), "based": self._base is not None, **self._row_options}
+        return {"report": self._need_measured().to_dict(), **self._row_options}
 
     def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         self._measured = from_header(header["report"])
-        self._base = lost if header["based"] else None
+        self._base = lost if self._measured.based else None
         self._row_options = {name: header[name] for name in self._row_options}
         if self.n_samples != len(self._measured.residual):
             msg = "The file's report does not fit its samples: it was altered."

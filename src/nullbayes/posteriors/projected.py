@@ -29,7 +29,7 @@ class ProjectedPosterior(NullSpacePosterior):
         takes the identity.
     """
 
-    _header_fields: ClassVar[Fields] = {"based": flag, "hessian": flag}
+    _header_fields: ClassVar[Fields] = {"hessian": flag}
     _row_kind = OutputJacobian
     _tolerance = TOLERANCE
 

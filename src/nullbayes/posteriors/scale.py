@@ -48,7 +48,7 @@ def optimize_prior_precision(self: Any, loader: Any = None, method: str = "nll")
 
 def _best_precision(posterior: Any, method: str, loader: Any) -> float:
     if method == "closed_form":
-        closed: float = posterior._need_measured().closed_form(posterior._network.theta, based=False)
+        closed: float = posterior._need_measured().closed_form(posterior._network.theta)
         return closed
     if method == "marglik":
         return best_evidence(posterior._network, posterior._likelihood, posterior._batch_fn, loader)
