@@ -160,7 +160,7 @@ def test_module_imports_only_rooms_below_it(path: Path) -> None:
 
 
 @each_module
-def test_module_uses_only_its_part_of_torch(path: Path) -> None:
+def test_module_uses_only_the_parts_of_torch_allowed_to_its_package(path: Path) -> None:
     package, room = locate(path)
     forbidden = forbidden_torch(path.read_text(encoding="utf-8"), package, room)
     assert not forbidden, f"{room} may not use {sorted(forbidden)}: that is for jacobian to know"

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP, MODELS, Model
 from nullbayes import demo, metrics
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos
 from nullbayes.testing import cases
+from support.models import CLASSIFICATION, MLP, MODELS, Model
 
 PROJECTORS = {
     "auto": "auto",
@@ -52,7 +52,7 @@ def without_warnings() -> Iterator[None]:
 
 
 # made at import, before the default device is moved
-MODEL = {model.name: (model.build(), model.inputs(6, torch.Generator().manual_seed(1))) for model in MODELS}
+MODEL = {model.name: (model.build(), model.inputs(6, torch.Generator().manual_seed(1))) for model in MODELS.values()}
 TARGETS = CLASSIFICATION.targets(6, torch.Generator().manual_seed(2))
 
 
@@ -66,7 +66,7 @@ def is_at(home: torch.device, *tensors: Tensor) -> bool:
 
 @each_kind
 @pytest.mark.parametrize("projector", PROJECTORS.values(), ids=PROJECTORS)
-def test_posterior_lies_where_its_model_lies(
+def test_posterior_is_on_the_device_of_its_model(
     kind: type, projector: object, elsewhere: torch.device, tmp_path: Path
 ) -> None:
     model, x = MODEL["mlp"]
@@ -90,8 +90,8 @@ def test_posterior_lies_where_its_model_lies(
 
 
 @each_kind
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_rows_of_every_model_lie_where_it_lies(kind: type, model: Model, elsewhere: torch.device) -> None:
+@pytest.mark.parametrize("model", MODELS.values(), ids=lambda model: model.name)
+def test_rows_are_on_the_device_of_their_model(kind: type, model: Model, elsewhere: torch.device) -> None:
     network, x = MODEL[model.name]
     posterior = kind(network).fit(data(model), 3, progress=False)
     assert is_at(elsewhere, posterior.directions, posterior.predict(x).mean)
@@ -101,7 +101,7 @@ def test_rows_of_every_model_lie_where_it_lies(kind: type, model: Model, elsewhe
     assert nb.plan(network, data(model), loss=loss).n_rows == rows.n_rows
 
 
-def test_base_distributions_are_drawn_where_they_say(elsewhere: torch.device) -> None:
+def test_base_distributions_are_drawn_on_the_device_of_their_generator(elsewhere: torch.device) -> None:
     model, _ = MODEL["mlp"]
 
     def base(n: int, generator: torch.Generator) -> Tensor:
@@ -110,7 +110,7 @@ def test_base_distributions_are_drawn_where_they_say(elsewhere: torch.device) ->
     assert is_at(elsewhere, nb.ProjectedPosterior(model).fit(data(), 3, base=base, progress=False).directions)
 
 
-def test_quadrature_of_a_large_spectrum(elsewhere: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quadrature_ignores_the_default_device(elsewhere: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nb.priors, "_DENSE_SPECTRUM", 5)
     posterior = nb.ProjectedPosterior(MODEL["mlp"][0]).fit(data(), 4, progress=False)
     assert posterior.optimize_prior_precision(data(), method="marglik") > 0
@@ -135,7 +135,7 @@ def test_metrics_need_no_device(elsewhere: torch.device) -> None:
     assert metrics.interval_width(-probs, probs) > 0
 
 
-def test_cases_lie_where_they_are_asked_to_lie(elsewhere: torch.device) -> None:
+def test_matrices_are_on_the_device_asked_for(elsewhere: torch.device) -> None:
     assert all(is_at(torch.device("cpu"), case.matrix) for case in cases())
     assert all(is_at(elsewhere, case.matrix) for case in cases(elsewhere))
 

@@ -33,7 +33,7 @@ def test_unseen_digits_are_neither_trained_nor_tested_on() -> None:
     assert len(every.x_train) + len(every.x_test) + len(every.x_unseen) == 1797
 
 
-def test_projected_posterior_keeps_the_accuracy_and_beats_the_network_at_strange_digits(lines: list[demo.Line]) -> None:
+def test_projected_posterior_keeps_the_accuracy_and_beats_the_network_on_unseen_digits(lines: list[demo.Line]) -> None:
     network, projected, loss_projected = lines
     assert projected.accuracy == pytest.approx(network.accuracy, abs=0.01)
     assert projected.auroc_logits > network.auroc_probs
@@ -53,7 +53,7 @@ def test_table_fits_a_terminal_and_holds_every_line(lines: list[demo.Line]) -> N
     assert max(len(row) for row in table.splitlines()) <= 80
 
 
-def test_picture_shows_doubt_between_the_data(lines: list[demo.Line], tmp_path: Path) -> None:
+def test_picture_shows_uncertainty_between_the_data(lines: list[demo.Line], tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         toy = demo.toy_regression()
@@ -63,7 +63,7 @@ def test_picture_shows_doubt_between_the_data(lines: list[demo.Line], tmp_path: 
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_command_line_answers() -> None:
+def test_command_line_prints_help() -> None:
     answer = subprocess.run([sys.executable, "-m", "nullbayes", "--help"], capture_output=True, text=True, check=True)
     assert "demo" in answer.stdout
 
@@ -74,6 +74,6 @@ def test_command_line_without_its_extras_says_what_to_install(monkeypatch: pytes
         cli.main()
 
 
-def test_a_picture_that_has_no_place_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_a_picture_path_that_cannot_be_written_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"There is no folder .*nowhere for the picture"):
         cli.run_demo(tmp_path / "nowhere" / "demo.png")

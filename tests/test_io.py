@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from drawing import randn
-from files import EXACT, X_NEW, fit
-from models import BATCHNORM, CLASSIFICATION, CUSTOM, MLP, MODELS, REGRESSION, TASKS, Task, cauchy
 from nullbayes.errors import FileError, NotFittedError, SettingsError
+from support.drawing import randn
+from support.models import BATCHNORM, CLASSIFICATION, CUSTOM, MLP, MODELS, REGRESSION, TASKS, Task, cauchy
+from support.posterior_fits import EXACT, X_NEW, fit_mlp
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 
@@ -26,7 +26,7 @@ each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 def saved(tmp_path: Path) -> Path:
     """A posterior file of the small network."""
     path = tmp_path / "posterior.safetensors"
-    fit().save(path)
+    fit_mlp().save(path)
     return path
 
 
@@ -35,8 +35,8 @@ def saved(tmp_path: Path) -> Path:
 
 @each_task
 @each_kind
-def test_a_posterior_comes_back_bit_by_bit(kind: type, task: Task, tmp_path: Path) -> None:
-    posterior = fit(kind, task)
+def test_a_posterior_is_loaded_bit_for_bit(kind: type, task: Task, tmp_path: Path) -> None:
+    posterior = fit_mlp(kind, task)
     posterior.save(tmp_path / "file")
     loss = {"likelihood": cauchy} if task is CUSTOM else {}
     loaded = nb.load(tmp_path / "file", MLP.build(task.outputs), **loss)
@@ -63,7 +63,7 @@ def test_fitted_noise_is_kept(kind: type, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", [3.25, "optimal", "paper"])
 def test_the_precision_in_use_is_kept(precision: float | str, saved: Path) -> None:
-    posterior = fit()
+    posterior = fit_mlp()
     posterior.prior_precision = precision
     posterior.save(saved)
     loaded = nb.load(saved, MLP.build())
@@ -73,8 +73,8 @@ def test_the_precision_in_use_is_kept(precision: float | str, saved: Path) -> No
         assert loaded.prior_precision == posterior.prior_precision
 
 
-@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-def test_every_network_knows_its_file(case: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", MODELS.values(), ids=lambda case: case.name)
+def test_every_kind_of_network_can_be_saved_and_loaded(case: Any, tmp_path: Path) -> None:
     model, (x, y) = case.build(), CLASSIFICATION.data(case, n=3)
     posterior = nb.ProjectedPosterior(model).fit([(x, y)], 3, projector="auto", progress=False)
     posterior.save(tmp_path / "file")
@@ -100,7 +100,7 @@ def test_the_mode_of_the_model_is_neither_used_nor_changed(training: bool, tmp_p
     assert all(module.training is training for module in model.modules())
 
 
-def test_the_way_to_take_batches_apart_is_given_again(tmp_path: Path) -> None:
+def test_batch_fn_is_passed_to_load_again(tmp_path: Path) -> None:
     x, y = CLASSIFICATION.data()
     data, apart = [{"a": x, "b": y}], lambda batch: (batch["a"], batch["b"])
     posterior = nb.ProjectedPosterior(MLP.build(), batch_fn=apart).fit(data, 4, projector=EXACT, progress=False)
@@ -118,7 +118,7 @@ def test_the_way_to_take_batches_apart_is_given_again(tmp_path: Path) -> None:
     [(nb.ProjectedPosterior, {}), (nb.ProjectedPosterior, {"hessian": True}), (nb.LossProjectedPosterior, {})],
     ids=["projected", "scaled", "loss-projected"],
 )
-def test_a_loaded_posterior_goes_on_where_it_was(kind: type, options: dict[str, bool], tmp_path: Path) -> None:
+def test_a_loaded_posterior_can_be_prepared_and_extended(kind: type, options: dict[str, bool], tmp_path: Path) -> None:
     data, generators = [CLASSIFICATION.data()], [torch.Generator().manual_seed(0) for _ in range(2)]
     whole, part = (
         kind(MLP.build(), **options).fit(data, n, projector=EXACT, generator=generator, progress=False)
@@ -139,9 +139,9 @@ def test_a_loaded_posterior_goes_on_where_it_was(kind: type, options: dict[str, 
     assert loaded.report.kernel_dimension == whole.report.kernel_dimension
 
 
-def test_a_loaded_posterior_with_a_base_does_not_go_on_with_another(tmp_path: Path) -> None:
+def test_a_loaded_posterior_with_a_base_refuses_to_extend_with_another(tmp_path: Path) -> None:
     base = 5 * randn(4, 51, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    posterior = fit(base=lambda n, generator: base[:n])
+    posterior = fit_mlp(base=lambda n, generator: base[:n])
     posterior.save(tmp_path / "file")
     loaded = nb.load(tmp_path / "file", MLP.build())
     assert torch.equal(loaded.directions, posterior.directions)
@@ -155,8 +155,8 @@ def test_a_loaded_posterior_with_a_base_does_not_go_on_with_another(tmp_path: Pa
     assert loaded.n_samples == 4
 
 
-def test_a_loss_of_ones_own_must_be_given_again(tmp_path: Path) -> None:
-    fit(task=CUSTOM).save(tmp_path / "file")
+def test_a_custom_loss_must_be_passed_to_load(tmp_path: Path) -> None:
+    fit_mlp(task=CUSTOM).save(tmp_path / "file")
     with pytest.raises(FileError, match=r"a file cannot hold: pass load\(..., likelihood=loss\)"):
         nb.load(tmp_path / "file", MLP.build(2))
 
@@ -191,7 +191,7 @@ def test_another_model_is_refused(make: Callable[[], nn.Module], fragment: str, 
 
 
 @pytest.mark.parametrize("name", ["0.weight", "1.running_var", "8.bias"])
-def test_whatever_the_outputs_depend_on_must_be_the_same(name: str, tmp_path: Path) -> None:
+def test_load_refuses_a_model_with_changed_frozen_parameters_or_buffers(name: str, tmp_path: Path) -> None:
     """Parameters that do not vary and running statistics too."""
     posterior = nb.ProjectedPosterior(BATCHNORM.build(), parameters="8.*")
     posterior.fit([CLASSIFICATION.data(BATCHNORM, n=3)], 3, projector=EXACT, progress=False).save(tmp_path / "file")

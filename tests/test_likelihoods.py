@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from drawing import randn
-from models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, TASKS, Task, cauchy
 from nullbayes.errors import LikelihoodError
 from nullbayes.likelihoods import Bernoulli, Classification, CustomLoss, Regression, resolve
+from support.drawing import randn
+from support.models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, TASKS, Task, cauchy
 
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 
@@ -51,14 +51,14 @@ def test_the_root_squares_to_the_hessian(task: Task) -> None:
 
 
 @pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
-def test_the_root_of_a_certain_prediction_is_finite(task: Task) -> None:
+def test_the_root_of_the_hessian_is_finite_at_probability_one(task: Task) -> None:
     outputs, targets = outputs_of(task, scale=1e4)
     roots = roots_of(task, outputs, targets)
     assert torch.isfinite(roots).all()
     assert roots.abs().max() < 1e-6
 
 
-def test_probabilities() -> None:
+def test_probabilities_match_their_formulas() -> None:
     outputs, _ = outputs_of(CLASSIFICATION)
     torch.testing.assert_close(Classification().probabilities(outputs).sum(-1), torch.ones(6, dtype=torch.float64))
     torch.testing.assert_close(
@@ -100,7 +100,7 @@ def test_labels_may_be_any_whole_number_in_one_column(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bool])
-def test_coins_may_be_of_any_type(dtype: torch.dtype) -> None:
+def test_binary_targets_may_be_of_any_dtype(dtype: torch.dtype) -> None:
     outputs, targets = outputs_of(BINARY)
     likelihood = Bernoulli("binary")
     for shaped in (targets.to(dtype), targets.to(dtype)[:, None]):
@@ -150,7 +150,7 @@ def normal_changes(outputs: Tensor, scale: float, n: int = 20_000) -> Tensor:
 
 @pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 3.0])
-def test_the_closed_form_is_about_the_average_of_probabilities(task: Task, scale: float) -> None:
+def test_the_closed_form_approximates_the_mean_of_the_probabilities(task: Task, scale: float) -> None:
     outputs, _ = outputs_of(task)
     likelihood, changes = resolve(task.likelihood), normal_changes(outputs, scale)
     probs = likelihood.probabilities(outputs, likelihood.link_variance(outputs, changes))
@@ -170,7 +170,7 @@ def test_a_variance_never_changes_the_predicted_class(scale: float) -> None:
     assert likelihood.accuracy(probs, targets) == likelihood.accuracy(likelihood.probabilities(outputs), targets)
 
 
-def test_what_all_classes_have_in_common_is_no_doubt() -> None:
+def test_a_shift_of_all_logits_does_not_change_probabilities() -> None:
     outputs, _ = outputs_of(CLASSIFICATION)
     shift = randn(7, len(outputs), 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     likelihood = Classification()
@@ -219,7 +219,7 @@ def test_a_temperature_is_in_the_prediction_and_not_in_the_loss(task: Task) -> N
     torch.testing.assert_close(hot.probabilities(outputs), plain.probabilities(outputs / 4))
 
 
-def test_a_loss_of_ones_own_has_neither_temperature_nor_closed_form() -> None:
+def test_a_custom_loss_has_neither_temperature_nor_closed_form() -> None:
     likelihood = CustomLoss(cauchy)
     outputs, targets = outputs_of(CUSTOM)
     with pytest.raises(LikelihoodError, match="no temperature"):

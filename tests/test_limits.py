@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from limited import limited
 from nullbayes.limits import LIMITS, PieceCosts, RowCosts, limits, normal_bytes, panel_bytes, panel_columns, tile_rows
+from support.limited import limited
 
 CPU = torch.device("cpu")
 STORAGES = ("device", "half", "host", "recompute", "matrix_free")

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
-from drawing import randint, randn
 from nullbayes.errors import DataError, InputError, NullBayesWarning, SettingsError
 from nullbayes.predictive import SCORES
+from support.drawing import randint, randn
 
 VOCABULARY, CLASSES, LENGTH = 30, 4, 12
 KINDS = [nb.ProjectedPosterior, nb.LossProjectedPosterior, nb.baselines.LastLayerLaplace]
@@ -162,7 +162,7 @@ def test_a_batch_with_its_targets_can_be_predicted(model: nn.Module) -> None:
     torch.testing.assert_close(posterior.predict(batch).mean, posterior.predict([batch]).mean)
 
 
-def test_one_answer_an_input_has_no_positions(model: nn.Module) -> None:
+def test_a_mask_is_refused_where_outputs_have_no_positions(model: nn.Module) -> None:
     flat = nn.Sequential(model, nn.Flatten(), nn.Linear(CLASSES * LENGTH, 2)).to(IDS.device)
     posterior = nb.ProjectedPosterior(flat, prior_precision=1.0).fit(IDS, TAGS[:, 0] % 2, 5, progress=False)
     with pytest.raises(DataError, match="one answer here: leave mask out"):
@@ -173,7 +173,7 @@ def test_one_answer_an_input_has_no_positions(model: nn.Module) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
-def test_scores_of_pixels() -> None:
+def test_scores_of_images_have_one_number_per_pixel() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 1)).to(IDS.device)
@@ -187,7 +187,7 @@ def test_scores_of_pixels() -> None:
     torch.testing.assert_close(posterior.ood_score(x), prediction.variance.amax((1, 2, 3)))
 
 
-def test_the_networks_own_doubt_leaves_padding_out(model: nn.Module) -> None:
+def test_scores_of_the_map_network_ignore_padding(model: nn.Module) -> None:
     posterior, long = fit(nb.baselines.MAP, model), padded(IDS[:5, :3], 4)
     for kind in ("max_softmax", "max_logit", "entropy"):
         short = posterior.ood_score(IDS[:5, :3], kind, mask="all")
@@ -221,7 +221,7 @@ def pairs() -> tuple[nn.Module, Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.baselines.MAP])
-def test_inputs_are_told_from_targets_by_their_form(kind: type, pairs: Any, tmp_path: Any) -> None:
+def test_inputs_are_distinguished_from_targets_by_their_structure(kind: type, pairs: Any, tmp_path: Any) -> None:
     model, x, mask, y = pairs
     posterior = kind(model).fit([((x, mask), y)], 5, progress=False)
     posterior.save(tmp_path / "file")
@@ -242,7 +242,7 @@ def test_a_mask_that_is_missing_in_a_mapping_is_refused(model: nn.Module) -> Non
         posterior.check_fit([({"input_ids": IDS}, TAGS)])
 
 
-def test_batches_padded_each_to_its_own_length_say_so(model: nn.Module) -> None:
+def test_batches_padded_to_different_lengths_are_refused_with_advice(model: nn.Module) -> None:
     posterior = fit(nb.ProjectedPosterior, model)
     with pytest.raises(DataError, match=r"outputs of shapes .*: pad them to one length, or predict batch by batch"):
         posterior.predict([IDS[:3, :5], IDS[3:6, :7]])

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawing import randint, randn, randperm
 from nullbayes import metrics
+from support.drawing import randint, randn, randperm
 
 oracle = pytest.importorskip("sklearn.metrics")
 
@@ -157,7 +157,7 @@ def test_fpr95_takes_the_largest_threshold_that_flags_95_percent() -> None:
     assert metrics.fpr95(torch.tensor([5.0]), torch.tensor([5.0])) == 1.0
 
 
-def test_aupr_of_scores_that_say_nothing_is_the_share_of_strangers() -> None:
+def test_aupr_of_constant_scores_is_the_share_of_outliers() -> None:
     assert metrics.aupr(torch.ones(30), torch.ones(10)) == 0.25
     assert metrics.aupr(torch.zeros(30), torch.ones(10)) == 1.0
 

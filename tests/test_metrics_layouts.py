@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawing import rand, randint, randn
 from nullbayes import metrics
+from support.drawing import rand, randint, randn
 
 oracle = pytest.importorskip("sklearn.metrics")
 
@@ -82,7 +82,7 @@ NO_NUMBERS = {
 
 
 @pytest.mark.parametrize(("probs", "message"), NO_NUMBERS.values(), ids=NO_NUMBERS)
-def test_what_holds_no_numbers_is_refused_by_name(probs: Any, message: str) -> None:
+def test_arguments_without_numbers_are_refused_by_name(probs: Any, message: str) -> None:
     for metric in ALL:
         with pytest.raises(ValueError, match=message):
             metric(probs, [0, 1])
@@ -115,7 +115,7 @@ def test_targets_may_have_dimensions_of_size_one(metric: Callable[..., float]) -
 
 
 @each
-def test_class_dimension_is_asked_for_where_two_would_fit(metric: Callable[..., float]) -> None:
+def test_an_ambiguous_class_dimension_is_refused_with_advice(metric: Callable[..., float]) -> None:
     probs, targets = draw(7, 4)  # four positions and four classes
     with pytest.raises(ValueError, match="pass class_dim=1 or class_dim=-1"):
         metric(probs, targets)
@@ -146,7 +146,9 @@ def test_dimensions_that_hold_no_classes_are_refused(metric: Callable[..., float
 @pytest.mark.parametrize("metric", OF_CLASSES)
 @pytest.mark.parametrize("shape", [(7,), (4,), (1,), (7, 3), (7, 2, 2)])
 @pytest.mark.parametrize("n_samples", [2, 4, 7])
-def test_samples_are_to_be_averaged_first(metric: Callable[..., float], shape: tuple[int, ...], n_samples: int) -> None:
+def test_probabilities_of_samples_are_refused_with_advice_to_average(
+    metric: Callable[..., float], shape: tuple[int, ...], n_samples: int
+) -> None:
     probs, targets = draw(*shape)
     samples = probs.expand(n_samples, *probs.shape)
     with pytest.raises(ValueError, match="average over the samples first"):
@@ -154,7 +156,7 @@ def test_samples_are_to_be_averaged_first(metric: Callable[..., float], shape: t
     assert metric(samples.mean(0), targets) == pytest.approx(metric(probs, targets))
 
 
-def test_samples_of_single_probabilities_are_to_be_averaged_first() -> None:
+def test_single_probabilities_of_samples_are_refused_with_advice_to_average() -> None:
     for metric in OF_CLASSES:
         with pytest.raises(ValueError, match="average over the samples first"):
             metric(torch.full((5, 7), 0.5), torch.ones(7))
@@ -253,6 +255,6 @@ def test_multilabel_refuses_what_does_not_fit(metric: Callable[..., float]) -> N
 
 
 @each
-def test_independent_labels_without_the_keyword_are_told_of_it(metric: Callable[..., float]) -> None:
+def test_independent_labels_without_the_keyword_are_refused_with_advice(metric: Callable[..., float]) -> None:
     with pytest.raises(ValueError, match="if these are independent labels, pass multilabel=True"):
         metric(torch.full((4, 3), 0.7), torch.tensor([0, 1, 2, 0]))

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawing import randn
 from nullbayes import metrics
+from support.drawing import randn
 
 integrate = pytest.importorskip("scipy.integrate")
 stats = pytest.importorskip("scipy.stats")
@@ -80,7 +80,7 @@ def test_rmse_by_hand() -> None:
     assert metrics.rmse(torch.zeros(2, 2), torch.full((2, 2), -3.0)) == 3.0
 
 
-def test_intervals_hold_their_ends() -> None:
+def test_intervals_include_their_ends() -> None:
     lower, upper = [0.0, 0.0, 0.0, 2.0], [1.0, 1.0, 1.0, 2.0]
     assert metrics.interval_coverage(lower, upper, [0.0, 1.0, 1.0 + 1e-9, 2.0]) == 0.75
     assert metrics.interval_coverage(lower, upper, [-1e-9, 0.5, 2.0, 0.5]) == 0.25

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
-from drawing import randint, randn
 from nullbayes.errors import DataError, LikelihoodError
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, Regression
 from nullbayes.predictive import SCORES
+from support.drawing import randint, randn
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 
@@ -171,7 +171,7 @@ def test_scores_are_pooled_over_positions() -> None:
     torch.testing.assert_close(posterior.ood_score(x, "mutual_information", per="position"), gained)
 
 
-def test_what_is_ignored_may_move_and_the_rest_may_not() -> None:
+def test_samples_move_ignored_positions_only() -> None:
     labels = drawn_labels(3, 3, 4)
     posterior, model = fit(nb.ProjectedPosterior, labels)
     x = draw(3, 4, 2)
@@ -189,7 +189,7 @@ def test_what_is_ignored_may_move_and_the_rest_may_not() -> None:
 
 
 @each_kind
-def test_what_is_left_on_training_outputs_is_measured_where_they_count(kind: type) -> None:
+def test_train_std_is_measured_on_positions_that_count(kind: type) -> None:
     labels = drawn_labels(3, 3, 4)
     posterior, model = fit(kind, labels, projector=nb.projectors.ExactDual(truncate=True, rtol=0.3))
     x = draw(3, 4, 2)
@@ -200,7 +200,7 @@ def test_what_is_left_on_training_outputs_is_measured_where_they_count(kind: typ
 
 
 @each_kind
-def test_nothing_but_ignored_labels_is_refused(kind: type) -> None:
+def test_data_with_only_ignored_labels_are_refused(kind: type) -> None:
     with pytest.raises(DataError, match=r"to be ignored \(ignore_index\)"):
         fit(kind, torch.full((3, 4), -100))
 
@@ -213,7 +213,7 @@ def test_the_prior_precision_is_tuned(method: str) -> None:
     assert posterior.optimize_prior_precision([(draw(3, 4, 2), labels)], method=method) > 0
 
 
-def test_settings_come_back_from_a_file(tmp_path: Any) -> None:
+def test_settings_are_saved_and_loaded(tmp_path: Any) -> None:
     labels = drawn_labels(3, 3, 4)
     posterior, model = fit(nb.ProjectedPosterior, labels)
     posterior.save(tmp_path / "file")
@@ -247,13 +247,13 @@ def test_a_function_and_its_parameters_are_shared_not_copied() -> None:
         (lambda p, x: x, {"w": 1.0}),
     ],
 )
-def test_what_is_no_function_of_parameters_is_refused(function: Callable[..., Any], parameters: Any) -> None:
+def test_as_module_refuses_what_is_not_a_function_of_parameters(function: Callable[..., Any], parameters: Any) -> None:
     with pytest.raises(nb.errors.ModelError, match=r"as_module takes a function|must be a floating-point tensor"):
         nb.as_module(function, parameters)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_stays_that_of_the_model(dtype: torch.dtype) -> None:
+def test_a_half_precision_model_stays_in_half_precision(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model, x = Tagger().to(dtype), draw(3, 4, 2).to(dtype)
     posterior = nb.ProjectedPosterior(model).fit([(x, drawn_labels(3, 3, 4))], 3, progress=False)

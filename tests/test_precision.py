@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.precision import full_precision, tensor_float32
 from nullbayes.projectors import Projection, Projector
+from support.models import CLASSIFICATION, MLP
 
 SWITCHES = {
     "fp32_precision": lambda: torch.backends.fp32_precision,
@@ -152,7 +152,7 @@ def test_switches_are_full_inside_and_as_they_were_afterwards(
     assert entered == untouched
 
 
-def test_older_switches_can_be_read_inside() -> None:
+def test_older_precision_switches_can_be_read_inside_full_precision() -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

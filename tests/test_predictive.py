@@ -8,14 +8,24 @@ import pytest
 import torch
 
 import nullbayes as nb
-from drawing import randn
-from models import CLASSIFICATION, MLP, MODELS, REGRESSION, Model, call, flat_parameters, jacobian, with_parameters
 from nullbayes import predictive
 from nullbayes.errors import DataError, LikelihoodError, NullBayesWarning, SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.likelihoods import Bernoulli, Classification, Regression, resolve
+from support.drawing import randn
+from support.models import (
+    CLASSIFICATION,
+    MLP,
+    MODELS,
+    REGRESSION,
+    Model,
+    call,
+    flat_parameters,
+    jacobian,
+    with_parameters,
+)
 
-each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+each_model = pytest.mark.parametrize("case", MODELS.values(), ids=lambda case: case.name)
 
 
 def deviations(model: torch.nn.Module, n: int = 4) -> torch.Tensor:
@@ -24,7 +34,7 @@ def deviations(model: torch.nn.Module, n: int = 4) -> torch.Tensor:
 
 
 @each_model
-def test_linearized_samples_of_every_network(case: Model) -> None:
+def test_linearized_predictions_match_slow_derivatives(case: Model) -> None:
     model, (x, _) = case.build(), CLASSIFICATION.data(case)
     steps = deviations(model)
     mean, changes = predictive.sample_outputs(Network(model), x, steps, "linearized")
@@ -34,7 +44,7 @@ def test_linearized_samples_of_every_network(case: Model) -> None:
 
 
 @each_model
-def test_sampled_samples_of_every_network(case: Model) -> None:
+def test_sampled_predictions_match_the_network_at_each_sample(case: Model) -> None:
     model, (x, _) = case.build(), CLASSIFICATION.data(case)
     steps, theta = deviations(model), flat_parameters(model)
     mean, changes = predictive.sample_outputs(Network(model), x, steps, "sampled")
@@ -45,7 +55,9 @@ def test_sampled_samples_of_every_network(case: Model) -> None:
 
 @each_model
 @pytest.mark.parametrize("pred_type", predictive.PRED_TYPES)
-def test_memory_does_not_decide_the_answer(case: Model, pred_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_result_does_not_depend_on_the_chunk_size(
+    case: Model, pred_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, (x, _) = case.build(), CLASSIFICATION.data(case)
     network, steps = Network(model), deviations(model)
     whole = predictive.predict(network, Classification(), x, steps, pred_type=pred_type)
@@ -66,7 +78,7 @@ def test_predictions_carry_no_graph_whatever_the_mode(mode: type) -> None:
         torch.testing.assert_close(got.samples.clone(), wanted.samples)
 
 
-def test_a_loader_of_nothing_is_refused() -> None:
+def test_an_empty_loader_is_refused() -> None:
     model = MLP.build()
     for nothing in ([], [MLP.inputs(0, torch.Generator())]):
         with pytest.raises(DataError, match="nothing to predict"):
@@ -75,7 +87,7 @@ def test_a_loader_of_nothing_is_refused() -> None:
 
 @pytest.mark.parametrize("alpha", [1e-70, 1e-90], ids=["variances", "samples"])
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
-def test_predictions_beyond_all_numbers_are_said_aloud(alpha: float) -> None:
+def test_predictions_that_overflow_cause_a_warning(alpha: float) -> None:
     x, y = CLASSIFICATION.data()
     posterior = nb.ProjectedPosterior(MLP.build().float(), prior_precision=alpha)
     posterior.fit([(x.float(), y)], 4, progress=False)
@@ -113,7 +125,7 @@ def test_the_nll_of_a_regression_is_that_of_a_density() -> None:
     assert predictive.nll(Regression(0.3), mean, changes, targets) == pytest.approx(float(-both.mean()))
 
 
-def test_information_is_never_negative_and_zero_for_equal_samples() -> None:
+def test_mutual_information_is_nonnegative_and_zero_for_equal_samples() -> None:
     outputs = randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
     prediction = predictive.summarize(outputs, torch.zeros(4, 5, 3, dtype=torch.float64), Classification(), "margin")
     information = predictive.score(prediction, Classification(), "mutual_information")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP, REGRESSION, Task, flat_parameters, gauss_newton
 from nullbayes import priors
 from nullbayes.errors import LikelihoodError, NullBayesWarning, SettingsError
+from support.models import CLASSIFICATION, MLP, REGRESSION, Task, flat_parameters, gauss_newton
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 
@@ -45,7 +45,7 @@ def test_the_closed_form_maximizes_the_projected_evidence(p: int, kernel: float,
 @pytest.mark.parametrize(
     ("kernel", "squared", "reason"), [(5.0, 1.0, "rank zero"), (2.0, 0.0, "all parameters are zero")]
 )
-def test_without_an_optimum_a_number_is_asked_for(kernel: float, squared: float, reason: str) -> None:
+def test_without_an_optimum_the_error_asks_for_a_number(kernel: float, squared: float, reason: str) -> None:
     with pytest.raises(SettingsError, match=rf"{reason}: pass prior_precision=<a number>"):
         priors.closed_form(5, kernel, squared)
 
@@ -55,12 +55,12 @@ def test_without_an_optimum_a_number_is_asked_for(kernel: float, squared: float,
 
 @pytest.mark.parametrize("best", [1e-4, 0.7, 3e4])
 @pytest.mark.parametrize("start", [1e-3, 1.0, 40.0])
-def test_the_search_finds_the_top_of_a_hill(best: float, start: float) -> None:
+def test_the_search_finds_a_maximum(best: float, start: float) -> None:
     found = priors.maximize(lambda alpha: -((math.log(alpha) - math.log(best)) ** 2), start, "hill")
     assert math.log(found) == pytest.approx(math.log(best), abs=1e-3)
 
 
-def test_the_search_passes_over_what_is_not_finite() -> None:
+def test_the_search_skips_values_that_are_not_finite() -> None:
     def hill(alpha: float) -> float:
         return math.nan if alpha < 0.1 else -((math.log(alpha)) ** 2) if alpha < 100 else -math.inf
 
@@ -70,7 +70,7 @@ def test_the_search_passes_over_what_is_not_finite() -> None:
 
 
 @pytest.mark.parametrize(("sign", "edge"), [(1.0, 1e8), (-1.0, 1e-8)])
-def test_an_edge_of_the_search_is_said_aloud(sign: float, edge: float) -> None:
+def test_a_maximum_at_the_edge_of_the_search_causes_a_warning(sign: float, edge: float) -> None:
     with pytest.warns(NullBayesWarning, match="still rising at the edge of the search.*data do not determine it"):
         found = priors.maximize(lambda alpha: sign * math.log(alpha), 1.0, "slope")
     assert found == pytest.approx(edge)
@@ -100,7 +100,7 @@ def test_tuning_by_nll_finds_the_lowest_held_out_nll(kind: type, task: Task) -> 
     assert grid[lowest - 1] < best < grid[lowest + 1]
 
 
-def test_tuning_by_nll_on_what_cannot_change_is_said_aloud() -> None:
+def test_tuning_by_nll_warns_where_the_nll_does_not_change() -> None:
     flat = nb.ProjectedPosterior(MLP.build(), prior_precision="optimal")
     flat.fit([CLASSIFICATION.data()], 4, base=torch.zeros(4, 51), projector=nb.projectors.ExactDual(), progress=False)
     with pytest.warns(NullBayesWarning, match="edge of the search"):
@@ -172,7 +172,7 @@ def test_tuning_by_quadrature_comes_close(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("method", ["nll", "marglik"])
 @pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.baselines.DiagonalLaplace])
-def test_what_is_best_does_not_depend_on_the_precision_in_use(kind: type, method: str) -> None:
+def test_the_best_precision_does_not_depend_on_the_current_one(kind: type, method: str) -> None:
     """A search around the precision at hand would stop at an edge of its own making."""
     model, generator = MLP.build(), torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -186,7 +186,7 @@ def test_what_is_best_does_not_depend_on_the_precision_in_use(kind: type, method
     assert found[0] == found[1] == found[2]
 
 
-def test_a_loss_of_ones_own_has_no_marginal_likelihood() -> None:
+def test_a_custom_loss_has_no_marginal_likelihood() -> None:
     posterior = nb.LossProjectedPosterior(MLP.build(), lambda f, y: f.square().sum(1))
     data = [CLASSIFICATION.data()]
     posterior.fit(data, 4, projector=nb.projectors.ExactDual(), progress=False)

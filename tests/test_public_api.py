@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes import errors
+from support.models import CLASSIFICATION, MLP
 
 NAMES = (
     "ProjectedPosterior", "LossProjectedPosterior", "load", "plan", "Plan", "OutputJacobian", "LossJacobian",
@@ -71,14 +71,14 @@ def test_baselines_exist(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior])
 @pytest.mark.parametrize("method", METHODS)
-def test_methods_take_what_the_design_says(kind: type, method: str) -> None:
+def test_methods_have_the_documented_arguments(kind: type, method: str) -> None:
     parameters = inspect.signature(getattr(kind, method)).parameters
     assert set(METHODS[method]) <= set(parameters)
     assert inspect.getdoc(getattr(kind, method))
 
 
 @pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior])
-def test_posteriors_are_made_as_the_design_says(kind: type) -> None:
+def test_posteriors_have_the_documented_constructor(kind: type) -> None:
     parameters = inspect.signature(kind).parameters
     assert list(parameters)[:2] == ["model", "likelihood"]
     assert parameters["likelihood"].default == "classification"
@@ -98,7 +98,7 @@ def test_every_error_is_ours_and_a_built_in_one() -> None:
         assert issubclass(warning, UserWarning)
 
 
-def test_the_example_of_the_design_runs(tmp_path: object) -> None:
+def test_the_basic_example_runs(tmp_path: object) -> None:
     x, y = CLASSIFICATION.data(n=8)
     model = MLP.build()
     posterior = nb.ProjectedPosterior(model, likelihood="classification")
@@ -111,7 +111,7 @@ def test_the_example_of_the_design_runs(tmp_path: object) -> None:
     assert nb.load(f"{tmp_path}/posterior.safetensors", model).n_samples == 30
 
 
-def test_a_plan_spends_nothing_and_says_what_a_fit_would_do() -> None:
+def test_a_plan_says_what_a_fit_would_do() -> None:
     x, y = CLASSIFICATION.data(n=8)
     plan = nb.plan(MLP.build(), [(x, y)], n_samples=4, memory_limit="1GB")
     assert (plan.n_rows, plan.n_parameters, plan.n_samples, plan.memory_limit) == (24, 51, 4, 2**30)

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from files import fit
+from support.posterior_fits import fit_mlp
 
 
 @pytest.fixture(scope="session")
 def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """What a file of the small network holds."""
     path = tmp_path_factory.mktemp("good") / "posterior.safetensors"
-    fit().save(path)
+    fit_mlp().save(path)
     return path.read_bytes()
 
 

@@ -13,11 +13,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 import nullbayes as nb
-from drawing import randint
-from files import X_NEW, Change, rewritten
-from models import MLP
 from nullbayes import io
 from nullbayes.errors import FileError, LikelihoodError, ModelError
+from support.drawing import randint
+from support.models import MLP
+from support.posterior_files import Change, rewritten
+from support.posterior_fits import X_NEW
 
 DAMAGED = "not a posterior file, or it is truncated or altered"
 OTHER_VERSION = "not a posterior file of this version, or it was altered"
@@ -80,7 +81,7 @@ def test_random_bytes_are_refused(seed: int, saved: Path) -> None:
         nb.load(saved, MLP.build())
 
 
-def test_a_changed_value_says_so(saved: Path) -> None:
+def test_a_changed_value_is_reported_as_a_wrong_checksum(saved: Path) -> None:
     good = saved.read_bytes()
     saved.write_bytes(flipped(good, 8 * (len(good) - 3)))
     with pytest.raises(FileError, match=f"{DAMAGED}.*checksum does not match.*take another copy"):
@@ -104,7 +105,7 @@ def test_a_file_of_format_4_is_refused_by_its_version(saved: Path) -> None:
         io.read(saved)
 
 
-def test_a_loaded_posterior_does_not_hang_on_the_file(saved: Path) -> None:
+def test_a_loaded_posterior_works_after_its_file_is_deleted(saved: Path) -> None:
     posterior = nb.load(saved, MLP.build())
     before = posterior.predict(X_NEW).samples
     with saved.open("r+b") as file:
@@ -192,7 +193,7 @@ NEVER = {
 
 
 @pytest.mark.parametrize("value", NEVER.values(), ids=NEVER)
-def test_a_field_that_cannot_be_is_refused_by_name(value: Any, saved: Path) -> None:
+def test_an_invalid_field_is_refused_by_name(value: Any, saved: Path) -> None:
     texts = ("fingerprint", "inputs", "report.data", "report.projector", "report.reason", "report.route")
     good = saved.read_bytes()
     for field in FIELDS:
@@ -211,7 +212,7 @@ def test_a_field_that_cannot_be_is_refused_by_name(value: Any, saved: Path) -> N
 
 
 @pytest.mark.parametrize("where", ["", "report", "likelihood"])
-def test_a_field_too_many_is_refused(where: str, saved: Path) -> None:
+def test_an_unknown_field_is_refused(where: str, saved: Path) -> None:
     rewritten(saved, lambda tensors, header: (header[where] if where else header).update(extra=1))
     with pytest.raises(FileError, match=rf"{OTHER_VERSION}: .*extra of its header is 'one field too many'"):
         nb.load(saved, MLP.build())
@@ -255,14 +256,14 @@ def test_an_altered_file_is_refused(change: Change, fragment: str, saved: Path) 
 # --- what is not the file's fault -------------------------------------------------------------------------------------
 
 
-def test_a_wrong_argument_is_not_the_fault_of_the_file(saved: Path) -> None:
+def test_a_wrong_argument_of_load_is_not_reported_as_a_bad_file(saved: Path) -> None:
     with pytest.raises(ModelError, match=r"nn\.Module"):
         nb.load(saved, "model")  # type: ignore[arg-type]
     with pytest.raises(LikelihoodError, match="poisson"):
         nb.load(saved, MLP.build(), likelihood="poisson")
 
 
-def test_parameters_that_cannot_vary_together_are_the_fault_of_the_file(saved: Path) -> None:
+def test_parameters_of_two_precisions_do_not_match_the_file(saved: Path) -> None:
     """The file names the parameters of a model that has them in two precisions, which no fit accepts."""
     model = MLP.build()
     model[2].float()
@@ -270,6 +271,6 @@ def test_parameters_that_cannot_vary_together_are_the_fault_of_the_file(saved: P
         nb.load(saved, model)
 
 
-def test_a_model_without_such_parameters_is_another(saved: Path) -> None:
+def test_a_model_without_the_saved_parameters_is_refused(saved: Path) -> None:
     with pytest.raises(FileError, match="another structure"):
         nb.load(saved, nn.Identity())

@@ -14,10 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import nullbayes as nb
-from files import X_NEW, fit, rewritten
-from models import MLP
 from nullbayes import io
 from nullbayes.errors import FileError, InputError
+from support.models import MLP
+from support.posterior_files import rewritten
+from support.posterior_fits import X_NEW, fit_mlp
 
 many = settings(
     max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -54,14 +55,14 @@ raw = st.one_of(
 
 @many
 @given(contents=raw)
-def test_random_bytes(contents: bytes, saved: Path) -> None:
+def test_random_bytes_load_or_raise_a_file_error(contents: bytes, saved: Path) -> None:
     saved.write_bytes(contents)
     assert not predicts_or_is_refused(saved)
 
 
 @many
 @given(bits=st.lists(st.floats(0, 1, exclude_max=True), min_size=1, max_size=8, unique=True))
-def test_flipped_bits(bits: list[float], good: bytes, saved: Path) -> None:
+def test_flipped_bits_load_or_raise_a_file_error(bits: list[float], good: bytes, saved: Path) -> None:
     altered = bytearray(good)
     for bit in {int(8 * len(good) * part) for part in bits}:
         altered[bit // 8] ^= 1 << bit % 8
@@ -73,13 +74,13 @@ def test_flipped_bits(bits: list[float], good: bytes, saved: Path) -> None:
 def other(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """Another good file of the same model, as long and longer in places."""
     path = tmp_path_factory.mktemp("other") / "posterior"
-    fit(generator=torch.Generator().manual_seed(1)).save(path)
+    fit_mlp(generator=torch.Generator().manual_seed(1)).save(path)
     return path.read_bytes()
 
 
 @settings(many, max_examples=40)
 @given(first=st.floats(0, 1), second=st.floats(0, 1), third=st.floats(0, 1))
-def test_cut_and_spliced_files(
+def test_cut_and_spliced_files_load_or_raise_a_file_error(
     first: float, second: float, third: float, good: bytes, other: bytes, saved: Path
 ) -> None:
     a, b, c = int(first * len(good)), int(second * len(other)), int(third * len(good))
@@ -131,7 +132,9 @@ actions = st.one_of(values.map(replaced), st.sampled_from([removed, doubled]))
 
 @settings(many, max_examples=250)
 @given(steps=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), actions), min_size=1, max_size=3))
-def test_headers_of_any_json(steps: list[tuple[float, Any]], good: bytes, saved: Path) -> None:
+def test_headers_of_any_json_load_or_raise_a_file_error(
+    steps: list[tuple[float, Any]], good: bytes, saved: Path
+) -> None:
     def change(tensors: dict[str, Any], header: dict[str, Any]) -> None:
         for part, act in steps:
             way = places(header)
@@ -150,7 +153,7 @@ def test_headers_of_any_json(steps: list[tuple[float, Any]], good: bytes, saved:
 @pytest.mark.parametrize("key", ["prior_precision", "kernel_dimension", "likelihood", "report", "parameters", "kind"])
 @settings(many, max_examples=25)
 @given(value=values)
-def test_a_field_of_any_json(key: str, value: Any, good: bytes, saved: Path) -> None:
+def test_a_field_of_any_json_loads_or_raises_a_file_error(key: str, value: Any, good: bytes, saved: Path) -> None:
     saved.write_bytes(good)
     rewritten(saved, lambda tensors, header: header.update({key: value}))
     predicts_or_is_refused(saved)
@@ -182,7 +185,7 @@ dtypes = st.sampled_from([
     value=st.sampled_from([0.0, 1.0, -1e300, torch.nan, torch.inf]),
     name=st.sampled_from(["directions", "Directions", ""]),
 )
-def test_tensors_of_any_kind(
+def test_tensors_of_any_kind_load_or_raise_a_file_error(
     shape: list[int], dtype: torch.dtype, value: float, name: str, good: bytes, saved: Path
 ) -> None:
     def change(tensors: dict[str, Any], header: dict[str, Any]) -> None:

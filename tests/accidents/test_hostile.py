@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import save_file
 
 import nullbayes as nb
-from files import rewritten
-from models import MLP
 from nullbayes import io
 from nullbayes.errors import FileError
-from processes import python
+from support.models import MLP
+from support.posterior_files import rewritten
+from support.processes import python
 
 
 class Trap:
@@ -93,7 +93,7 @@ def test_hostile_files_are_refused_and_never_run(
 AUDITED = """
 import sys
 import nullbayes as nb
-from models import MLP
+from support.models import MLP
 
 good, *paths = sys.argv[1:]
 nb.load(good, MLP.build())  # whatever is imported late is imported now
@@ -129,7 +129,7 @@ print("nothing was run by", len(paths), "files")
 """
 
 
-def test_an_auditor_hears_of_nothing_that_was_run(hostile: tuple[dict[str, Path], Path], saved: Path) -> None:
+def test_audit_hooks_see_no_code_run_while_loading(hostile: tuple[dict[str, Path], Path], saved: Path) -> None:
     paths, witness = hostile
     answer = python("-c", AUDITED, saved, *paths.values(), cwd=witness.parent)
     assert answer == f"nothing was run by {len(paths)} files\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nullbayes import cli
-from processes import PACKAGES
+from support.processes import PACKAGES
 
 HEAVY = {"matplotlib", "sklearn", "transformers", "scipy", "curvlinops", "pandas"}
 CHECKOUT = Path(cli.__file__).parents[2]
@@ -63,7 +63,9 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize(("arguments", "answer"), COMMANDS.values(), ids=COMMANDS)
-def test_a_command_imports_no_stranger_and_nothing_heavy(arguments: list[str], answer: str, strange: Path) -> None:
+def test_a_command_imports_no_file_of_the_current_folder_and_nothing_heavy(
+    arguments: list[str], answer: str, strange: Path
+) -> None:
     text, modules = run(strange, str(strange.parent / "bin" / "nullbayes"), *arguments)
     assert answer in text
     assert not (strange.parent / "imported").exists()
@@ -71,14 +73,14 @@ def test_a_command_imports_no_stranger_and_nothing_heavy(arguments: list[str], a
     assert ("benchmarks" in modules) is ("--list" in arguments)
 
 
-def test_the_module_is_as_safe_as_the_command_where_python_is_told_to_be(strange: Path) -> None:
+def test_python_m_with_P_imports_no_file_of_the_current_folder(strange: Path) -> None:
     """``python -m`` puts the current folder first, whatever a package does; ``-P`` is what its docstring advises."""
     text, _ = run(strange, "-P", "-m", "nullbayes", "--help", told=False)
     assert "benchmark" in text
     assert not (strange.parent / "imported").exists()
 
 
-def test_a_benchmark_in_a_process_of_its_own_imports_no_stranger(strange: Path) -> None:
+def test_a_benchmark_subprocess_imports_no_file_of_the_current_folder(strange: Path) -> None:
     code = (
         "from nullbayes.cli import load_benchmarks; load_benchmarks(); from benchmarks import frame; "
         "print(frame.in_fresh_process('benchmarks.run', '_plain', 3)); print('[]')"
@@ -87,7 +89,7 @@ def test_a_benchmark_in_a_process_of_its_own_imports_no_stranger(strange: Path) 
     assert not (strange.parent / "imported").exists()
 
 
-def test_benchmarks_that_one_names_are_taken(strange: Path) -> None:
+def test_the_folder_of_the_benchmarks_can_be_named(strange: Path) -> None:
     """What the user names is the user's: the stranger's folder is imported once it is asked for."""
     script = str(strange.parent / "bin" / "nullbayes")
     run(strange, script, "benchmark", "--list", "--folder", "benchmarks", told=False)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from models import ATTENTION, BATCHNORM, CLASSIFICATION, MLP, Model
 from nullbayes.errors import ModelError
+from support.models import ATTENTION, BATCHNORM, CLASSIFICATION, MLP, Model
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.NullBayesWarning")
 
@@ -93,7 +93,7 @@ MODES: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
 @pytest.mark.cpu  # bit by bit, which other devices do not promise
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 @each_network
-def test_no_mode_changes_an_answer(case: Model, mode: Any, tmp_path: Path) -> None:
+def test_no_mode_of_torch_or_of_the_model_changes_a_prediction(case: Model, mode: Any, tmp_path: Path) -> None:
     model, (x, y) = case.build().float(), CLASSIFICATION.data(case, n=3)
     x = x.float()  # autocast leaves double precision alone
     posterior = fitted(model, (x, y))
@@ -154,7 +154,7 @@ def state_of_torch() -> dict[str, Any]:
 
 @each_question
 @each_network
-def test_a_question_leaves_no_trace(case: Model, ask: Any, tmp_path: Path) -> None:
+def test_a_query_changes_neither_the_model_nor_the_state_of_torch(case: Model, ask: Any, tmp_path: Path) -> None:
     model, (x, y) = case.build(), CLASSIFICATION.data(case, n=3)
     before = state_of_torch()
     posterior = fitted(model, (x, y))
@@ -209,7 +209,7 @@ CHANGES: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "name"), CHANGES.values(), ids=CHANGES)
-def test_a_changed_model_is_refused_by_everything_in_one_sentence(change: Any, name: str, tmp_path: Path) -> None:
+def test_every_method_refuses_a_changed_model_with_the_same_message(change: Any, name: str, tmp_path: Path) -> None:
     model, (x, y) = rounded(BATCHNORM.build()), CLASSIFICATION.data(BATCHNORM, n=3)
     posterior = nb.ProjectedPosterior(model, parameters=["5.*", "8.*"])
     posterior.fit([(x, y)], 4, projector=EXACT, progress=False)
@@ -221,7 +221,7 @@ def test_a_changed_model_is_refused_by_everything_in_one_sentence(change: Any, n
 
 
 @each_question
-def test_a_model_set_back_works_again(ask: Any, tmp_path: Path) -> None:
+def test_a_model_with_its_parameters_restored_works_again(ask: Any, tmp_path: Path) -> None:
     model, (x, y) = rounded(BATCHNORM.build()), CLASSIFICATION.data(BATCHNORM, n=3)
     plain, posterior = ask(fitted(model, (x, y)), x, y, tmp_path), fitted(model, (x, y))
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import nullbayes as nb
-from files import fit
-from models import MLP
 from nullbayes import io
 from nullbayes.errors import FileError
-from processes import python
+from support.models import MLP
+from support.posterior_fits import fit_mlp
+from support.processes import python
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that share what they have computed")
 
@@ -23,20 +23,20 @@ def contents(folder: Path) -> dict[str, bytes | None]:
 
 
 def test_saving_replaces_what_was_there(saved: Path) -> None:
-    posterior = fit(n_samples=6)
+    posterior = fit_mlp(n_samples=6)
     posterior.save(str(saved))
     assert nb.load(saved, MLP.build()).n_samples == 6
     assert list(contents(saved.parent)) == [saved.name]
 
 
 def test_a_name_may_be_as_long_as_the_system_allows(tmp_path: Path) -> None:
-    fit().save(tmp_path / ("n" * 255))
+    fit_mlp().save(tmp_path / ("n" * 255))
     assert [len(name) for name in contents(tmp_path)] == [255]
 
 
 def test_a_saved_file_can_be_read_by_those_who_may_read_new_files(tmp_path: Path) -> None:
     (plain := tmp_path / "plain").touch()
-    fit().save(tmp_path / "posterior")
+    fit_mlp().save(tmp_path / "posterior")
     assert (tmp_path / "posterior").stat().st_mode == plain.stat().st_mode
 
 
@@ -56,21 +56,21 @@ OBSTACLES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("place", "name"), OBSTACLES.values(), ids=OBSTACLES)
-def test_what_stands_in_the_way_is_named_and_left_alone(
+def test_a_path_that_cannot_be_replaced_is_named_and_left_alone(
     place: Callable[[Path], object], name: str, saved: Path
 ) -> None:
     place(saved.parent)
     before, kind = contents(saved.parent), (saved.parent / "obstacle").is_fifo()
     with pytest.raises(FileError, match=r"could not be written to .*: .*Choose another place"):
-        fit().save(saved.parent / name)
+        fit_mlp().save(saved.parent / name)
     assert contents(saved.parent) == before
     assert (saved.parent / "obstacle").is_fifo() is kind
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that not even root can write to")
-def test_a_folder_that_nobody_can_write_to_is_named() -> None:
+def test_a_folder_that_cannot_be_written_to_is_named() -> None:
     with pytest.raises(FileError, match=r"could not be written to /proc/self/posterior"):
-        fit().save("/proc/self/posterior")
+        fit_mlp().save("/proc/self/posterior")
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="nothing is read-only for root")
@@ -79,7 +79,7 @@ def test_a_read_only_folder_is_named(saved: Path) -> None:
     saved.parent.chmod(0o500)
     try:
         with pytest.raises(FileError, match="could not be written"):
-            fit().save(saved)
+            fit_mlp().save(saved)
     finally:
         saved.parent.chmod(0o700)
     assert contents(saved.parent) == before
@@ -100,7 +100,7 @@ def test_a_link_stays_and_the_file_behind_it_is_replaced(saved: Path) -> None:
     (elsewhere := saved.parent / "elsewhere").mkdir()
     link = elsewhere / "link"
     link.symlink_to("../posterior.safetensors")
-    fit(n_samples=6).save(link)
+    fit_mlp(n_samples=6).save(link)
     assert link.is_symlink()
     assert not saved.is_symlink()
     assert nb.load(saved, MLP.build()).n_samples == nb.load(link, MLP.build()).n_samples == 6
@@ -109,7 +109,7 @@ def test_a_link_stays_and_the_file_behind_it_is_replaced(saved: Path) -> None:
 
 def test_a_link_to_a_file_that_is_not_there_yet_makes_it(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("posterior")
-    fit().save(tmp_path / "link")
+    fit_mlp().save(tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "posterior").is_file()
 
@@ -117,7 +117,7 @@ def test_a_link_to_a_file_that_is_not_there_yet_makes_it(tmp_path: Path) -> None
 # --- power ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_is_on_the_disk_before_it_gets_its_name_and_then_the_name_is(
+def test_save_syncs_the_file_then_renames_it_then_syncs_the_folder(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps, fsync, replace = [], os.fsync, os.replace
@@ -134,7 +134,7 @@ def test_the_file_is_on_the_disk_before_it_gets_its_name_and_then_the_name_is(
 
     monkeypatch.setattr(os, "fsync", spying_fsync)
     monkeypatch.setattr(os, "replace", spying_replace)
-    fit().save(saved)
+    fit_mlp().save(saved)
     assert [step[0] for step in steps] == ["fsync", "replace", "fsync"]
     if where.is_dir():
         assert steps[0][2] == steps[1][1]  # what is renamed
@@ -259,5 +259,5 @@ print(len(seen), os.listdir(os.path.dirname(path)))
 
 
 @needs_fork
-def test_of_two_processes_that_save_to_one_place_one_wins_whole(tmp_path: Path) -> None:
+def test_two_processes_that_save_to_one_path_leave_one_whole_file(tmp_path: Path) -> None:
     assert python("-c", RACE, tmp_path / "file", cwd=tmp_path) == "2 ['file']\n"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from models import ATTENTION, CLASSIFICATION, CNN, MLP, Model, Slow
+from support.models import ATTENTION, CLASSIFICATION, CNN, MLP, Model, Slow
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 
@@ -26,7 +26,7 @@ def fitted(kind: Any, model: nn.Module, data: tuple[Any, Tensor], n_samples: int
 
 @pytest.mark.parametrize("case", [SLOW, CNN, ATTENTION], ids=lambda case: case.name)
 @pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")  # torch, of the first product in a thread
-def test_threads_that_ask_one_posterior_hear_what_one_hears(case: Model) -> None:
+def test_threads_that_share_a_posterior_get_the_answers_of_a_single_thread(case: Model) -> None:
     """Predictions put parameters and hooks into one module, each at its own precision of the prior."""
     x, y = CLASSIFICATION.data(case)
     posterior = fitted(nb.ProjectedPosterior, case.build(), (x, y))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from processes import python
+from support.processes import python
 
 SCRIPT = """
 import itertools

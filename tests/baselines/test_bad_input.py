@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from baselines.methods import METHODS, X_NEW, Method, each_baseline, each_method, each_sampler
-from models import CLASSIFICATION, CUSTOM, MLP
 from nullbayes.errors import DataError, LikelihoodError, ModelError, NotFittedError, SettingsError
+from support.method_table import METHODS, X_NEW, Method, each_baseline, each_method, each_sampler
+from support.models import CLASSIFICATION, CUSTOM, MLP
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 
@@ -41,13 +41,13 @@ def shuffled() -> Any:
     ],
 )  # fmt: skip
 @each_method
-def test_what_cannot_be_used_is_refused(method: Method, ask: Any, error: type[Exception], advice: str) -> None:
+def test_unusable_arguments_are_refused(method: Method, ask: Any, error: type[Exception], advice: str) -> None:
     with pytest.raises(error, match=advice):
         ask(method)
 
 
 @pytest.mark.parametrize("method", [m for m in METHODS if not m.samples], ids=lambda method: method.name)
-def test_a_score_that_is_asked_for_predictions_says_what_to_use_instead(method: Method) -> None:
+def test_methods_without_predictions_say_what_to_use_instead(method: Method) -> None:
     posterior = method.fit()
     for ask in (posterior, posterior.predict, posterior.check_fit, posterior.sample):
         with pytest.raises(SettingsError, match=r"makes no predictions.*nb\.ProjectedPosterior"):
@@ -76,7 +76,7 @@ def test_a_model_that_changed_is_refused(method: Method) -> None:
 
 
 @each_baseline
-def test_a_loss_of_ones_own_is_taken_or_refused(method: Method) -> None:
+def test_a_custom_loss_is_accepted_or_refused(method: Method) -> None:
     if method.custom:
         method.fit(CUSTOM)
         return

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
-from baselines.methods import BASELINES, X_NEW, Method, answer, each_baseline, each_method, each_sampler
-from drawing import randint, randn
-from models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, TASKS, Task, batches
 from nullbayes import baselines
 from nullbayes.errors import LikelihoodError, NotFittedError, SettingsError
+from support.drawing import randint, randn
+from support.method_table import BASELINES, X_NEW, Method, answer, each_baseline, each_method, each_sampler
+from support.models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, TASKS, Task, batches
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 
@@ -92,7 +92,7 @@ def test_predictions_have_one_shape(method: Method, task: Task) -> None:
 
 @pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
 @each_method
-def test_every_score_is_one_number_an_input(method: Method, task: Task) -> None:
+def test_every_score_is_one_number_per_input(method: Method, task: Task) -> None:
     posterior = method.fit(task)
     for kind in method.scores:
         score = posterior.ood_score(X_NEW, kind)
@@ -106,7 +106,9 @@ def test_every_score_is_one_number_an_input(method: Method, task: Task) -> None:
 
 
 @each_baseline
-def test_few_rows_at_a_time_give_the_same(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_do_not_depend_on_how_many_rows_are_formed_at_a_time(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
     posterior = method.fit()
 
     def answers() -> list[Tensor]:
@@ -177,7 +179,7 @@ def test_a_report_before_a_fit_is_refused(method: Method) -> None:
 
 
 @each_method
-def test_the_seed_decides(method: Method) -> None:
+def test_the_seed_determines_the_samples(method: Method) -> None:
     one, same, other = (method.fit(seed=seed) for seed in (3, 3, 4))
     assert torch.equal(answer(method, one), answer(method, same))
     if method.samples and method.kind is not baselines.MAP:
@@ -192,13 +194,13 @@ def test_a_fit_with_a_generator_leaves_the_global_one_alone(method: Method) -> N
 
 
 @each_method
-def test_answers_lie_where_the_model_does(method: Method) -> None:
+def test_predictions_are_on_the_device_of_the_model(method: Method) -> None:
     answered = answer(method, method.fit())
     assert (answered.device, answered.dtype) == (X_NEW.device, torch.float64)
 
 
 @each_baseline
-def test_nothing_is_made_on_the_default_device(method: Method, tmp_path: Path) -> None:
+def test_no_tensor_is_created_on_the_default_device(method: Method, tmp_path: Path) -> None:
     """Under the default device "meta", a tensor that is made without saying where has no numbers."""
     home, model, data, wanted = torch.get_default_device(), MLP.build(), [CLASSIFICATION.data()], None
     wanted = answer(method, method.fit(model=model, loader=data))
@@ -267,7 +269,7 @@ def test_the_model_is_left_as_it_was(method: Method) -> None:
 
 
 @each_method
-def test_batches_do_not_matter(method: Method) -> None:
+def test_the_batch_size_does_not_matter(method: Method) -> None:
     x, y = CLASSIFICATION.data(n=9)
     loaders = [[(x, y)], batches(x, y, (2, 7)), DataLoader(TensorDataset(x, y), batch_size=4)]
     one, *others = (answer(method, method.fit(loader=loader)) for loader in loaders)
@@ -309,7 +311,7 @@ def test_a_precision_can_be_changed_without_a_new_fit(method: Method) -> None:
         assert posterior.optimize_prior_precision(held_out, how) == posterior.prior_precision
 
 
-def test_a_method_of_ones_own_without_evidence_says_what_to_choose_the_precision_by() -> None:
+def test_a_custom_method_without_evidence_says_how_to_choose_the_precision() -> None:
     class WithPrior(type(baselines.MAP._method)):
         has_prior = True
 

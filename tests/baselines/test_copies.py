@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from baselines.methods import X_NEW, Method, each_method
-from models import CLASSIFICATION, CUSTOM, MLP
 from nullbayes.errors import NotFittedError, SettingsError
+from support.method_table import X_NEW, Method, each_method
+from support.models import CLASSIFICATION, CUSTOM, MLP
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 
@@ -63,7 +63,7 @@ def test_a_copy_answers_the_same_on_its_own(method: Method, way: str) -> None:
 
 @each_way
 @pytest.mark.parametrize("kind", KERNEL)
-def test_a_copy_can_be_extended_once_it_has_its_rows_again(kind: type, way: str) -> None:
+def test_a_copy_can_be_extended_after_prepare(kind: type, way: str) -> None:
     posterior = Method(kind).fit()
     made = WAYS[way](posterior)
     for ask in (lambda: made.extend(2), lambda: made.functional_variance(X_NEW, exact=True)):
@@ -91,7 +91,7 @@ FUNCTIONS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_a_function_that_pickle_cannot_name_is_refused_with_a_way_out(name: str) -> None:
+def test_a_function_that_cannot_be_pickled_is_refused_with_advice(name: str) -> None:
     posterior = nb.LossProjectedPosterior(MLP.build(), **{name: FUNCTIONS[name]})
     posterior.fit([CLASSIFICATION.data()], 3, progress=False)
     for way in ("pickled", "torch"):
@@ -102,7 +102,7 @@ def test_a_function_that_pickle_cannot_name_is_refused_with_a_way_out(name: str)
     assert torch.equal(copy.deepcopy(posterior).predict(X_NEW).samples, posterior.predict(X_NEW).samples)
 
 
-def test_a_base_distribution_stays_behind() -> None:
+def test_a_copy_has_no_base_distribution() -> None:
     posterior = nb.ProjectedPosterior(MLP.build())
     posterior.fit([CLASSIFICATION.data()], 3, base=lambda n, generator: torch.ones(n, 51), progress=False)
     made = pickle.loads(pickle.dumps(posterior))
@@ -112,7 +112,7 @@ def test_a_base_distribution_stays_behind() -> None:
 
 
 @each_way
-def test_rows_that_are_formed_again_stay_behind(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_does_not_hold_rows_that_need_the_training_data(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would take the training data along."""
     for name, value in {"_FACTORED": {"cpu": 0, "cuda": 0}, "_SMALL": 0, "_PRECONDITIONED": 8}.items():
         monkeypatch.setattr(f"nullbayes.baselines.laplace.{name}", value)

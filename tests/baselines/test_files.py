@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from baselines.methods import BASELINES, Method, answer, each_baseline, each_method
-from models import CLASSIFICATION, MLP, REGRESSION, Task
 from nullbayes import io
 from nullbayes.errors import FileError
+from support.method_table import BASELINES, Method, answer, each_baseline, each_method
+from support.models import CLASSIFICATION, MLP, REGRESSION, Task
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from baselines.methods import X_NEW, Method, each_method
-from cube import Cube
-from drawing import randn
-from models import CLASSIFICATION, jacobian
 from nullbayes.errors import InputError, NullBayesError
+from support.cube import Cube
+from support.drawing import randn
+from support.method_table import X_NEW, Method, each_method
+from support.models import CLASSIFICATION, jacobian
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 
@@ -47,7 +47,9 @@ def questions(method: Method, posterior: Any) -> list[Callable[[Any], Any]]:
 
 
 @each_method
-def test_inputs_that_the_network_does_not_take_are_compared_with_its_training(method: Method, tmp_path: Path) -> None:
+def test_inputs_that_the_network_cannot_take_are_compared_with_the_training_inputs(
+    method: Method, tmp_path: Path
+) -> None:
     posterior = method.fit()
     posterior.save(tmp_path / "posterior")
     loaded = nb.load(tmp_path / "posterior", posterior._network.model)
@@ -91,7 +93,7 @@ def test_inputs_of_other_lengths_are_answered(method: Method) -> None:
 
 
 @pytest.mark.parametrize("otherwise", [torch.tanh, Cube.apply], ids=["forward mode", "backward only"])
-def test_other_lengths_go_every_way_round_what_torch_or_memory_lacks(otherwise: Any) -> None:
+def test_sequences_of_other_lengths_are_predicted_by_every_fallback(otherwise: Any) -> None:
     model = AnyLength(otherwise)
     posterior = nb.ProjectedPosterior(model).fit([(sequences(5, 4), LABELS)], 2, progress=False)
     for x in (sequences(3, 6), sequences(3, 9)):
@@ -102,7 +104,7 @@ def test_other_lengths_go_every_way_round_what_torch_or_memory_lacks(otherwise: 
         torch.testing.assert_close(posterior.predict(x).samples, wanted)
 
 
-def test_an_error_on_inputs_as_in_training_is_the_networks_own() -> None:
+def test_an_error_of_the_network_on_valid_inputs_is_passed_on() -> None:
     class Picky(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             if x.max() > 100:

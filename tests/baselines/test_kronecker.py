@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import BATCHNORM, BINARY, CLASSIFICATION, MLP, MODELS, MULTILABEL, REGRESSION, Model, Task, jacobian
 from nullbayes.baselines import DiagonalLaplace, KroneckerLaplace
 from nullbayes.errors import ModelError
+from support.models import BATCHNORM, BINARY, CLASSIFICATION, MLP, MODELS, MULTILABEL, REGRESSION, Model, Task, jacobian
 
-CNN, KEYWORDS, NAMED, TIED, ODD = MODELS[3], MODELS[15], MODELS[10], MODELS[7], MODELS[4]
+CNN, KEYWORDS, NAMED, TIED, ODD = (
+    MODELS[name] for name in ("cnn", "keyword calls", "named inputs", "tied weights", "odd convolutions")
+)
 ALPHA = 0.6
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("curvlinops") is None, reason="needs curvlinops")
@@ -69,7 +71,7 @@ def dense(model: nn.Sequential, x: Tensor, y: Tensor, task: Task) -> Tensor:
 
 @pytest.mark.parametrize("case", [MLP, CNN], ids=lambda case: case.name)
 @each_task
-def test_variances_are_those_of_the_dense_blocks(task: Task, case: Model) -> None:
+def test_variances_match_the_dense_blocks(task: Task, case: Model) -> None:
     model, (x, y) = case.build(task.outputs), task.data(case, 6)
     new = case.inputs(4, torch.Generator().manual_seed(11))
     matrix, rows, posterior = dense(model, x, y, task), jacobian(model, new), fit(task, case)
@@ -113,7 +115,7 @@ def test_inputs_may_be_named_and_frozen_layers_chosen() -> None:
         (ODD, "pads with other than zeros"),
     ],
 )
-def test_what_has_no_factors_is_refused(case: Model, advice: str) -> None:
+def test_layers_without_kronecker_factors_are_refused(case: Model, advice: str) -> None:
     with pytest.raises(ModelError, match=advice):
         fit(CLASSIFICATION, case)
 

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from models import (
+from nullbayes.baselines import DiagonalLaplace, LastLayerLaplace, LinearizedLaplace
+from nullbayes.errors import LikelihoodError, ModelError, NotFittedError, SettingsError
+from support.models import (
     CLASSIFICATION,
     CUSTOM,
     MLP,
@@ -24,11 +26,9 @@ from models import (
     gauss_newton,
     jacobian,
 )
-from nullbayes.baselines import DiagonalLaplace, LastLayerLaplace, LinearizedLaplace
-from nullbayes.errors import LikelihoodError, ModelError, NotFittedError, SettingsError
 
 HESSIAN_TASKS = [task for task in TASKS if task is not CUSTOM]
-CNN, BATCHNORM, TIED = MODELS[3], MODELS[5], MODELS[7]
+CNN, BATCHNORM, TIED = MODELS["cnn"], MODELS["batchnorm"], MODELS["tied weights"]
 ALPHA = 0.7
 
 each_task = pytest.mark.parametrize("task", HESSIAN_TASKS, ids=lambda task: task.name)
@@ -75,7 +75,7 @@ def check(posterior: Any, kind: type, task: Task, case: Model, n: int = 6, toler
 
 @each_task
 @pytest.mark.parametrize("kind", [DiagonalLaplace, LastLayerLaplace, LinearizedLaplace])
-def test_variances_are_those_of_the_dense_inverse(kind: type, task: Task) -> None:
+def test_variances_match_the_dense_inverse(kind: type, task: Task) -> None:
     check(fit(kind, task), kind, task, MLP)
 
 
@@ -224,7 +224,7 @@ def test_a_failed_search_leaves_the_precision_as_it_was() -> None:
     assert posterior.prior_precision == ALPHA
 
 
-def test_a_regression_of_its_own_noise_is_weighed_by_it() -> None:
+def test_a_regression_weighs_its_curvature_by_the_fitted_noise() -> None:
     model, (x, y) = MLP.build(2), REGRESSION.data(n=6)
     posterior = DiagonalLaplace(model, "regression", prior_precision=ALPHA).fit([(x, y)], 3, progress=False)
     variance = (model(x).detach() - y).square().mean(0)  # of each output
@@ -235,7 +235,7 @@ def test_a_regression_of_its_own_noise_is_weighed_by_it() -> None:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_do_not_fit_in_a_file_but_samples_do(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_holds_the_samples_and_not_the_rows(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nullbayes.baselines.laplace._SMALL", 0)
     model, new = MLP.build(), MLP.inputs(4, torch.Generator().manual_seed(11))
     posterior = LinearizedLaplace(model).fit([CLASSIFICATION.data()], 5, progress=False)
@@ -249,7 +249,7 @@ def test_rows_do_not_fit_in_a_file_but_samples_do(tmp_path: Any, monkeypatch: py
     assert torch.equal(loaded.predict(new).samples, posterior.predict(new).samples)
 
 
-def test_a_deterministic_noise_is_shared_by_methods() -> None:
+def test_a_seed_gives_the_same_noise_at_every_precision() -> None:
     """The diagonal and the network's own scale are all that turn the noise of a seed into samples."""
     one, other = fit(DiagonalLaplace), fit(DiagonalLaplace, prior_precision=1e12)
     noise = one._deviations() * (one.curvature.diagonal + ALPHA).sqrt()

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from models import BINARY, CLASSIFICATION, MLP, MULTILABEL, REGRESSION, Task, gauss_newton, jacobian
 from nullbayes import io
 from nullbayes.baselines import SCOD, LanczosLaplace, LinearizedLaplace, LocalEnsemble, SketchedLanczos
 from nullbayes.errors import FileError, SettingsError
+from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, REGRESSION, Task, gauss_newton, jacobian
 
 X_NEW = MLP.inputs(6, torch.Generator().manual_seed(11))
 N, ALPHA = 20, 0.3  # 60 rows over 51 parameters
@@ -60,7 +60,7 @@ def test_with_all_vectors_lanczos_is_linearized_laplace(task: Task) -> None:
 
 
 @each_task
-def test_with_all_vectors_scod_is_the_trace_with_the_fisher_information(task: Task) -> None:
+def test_with_all_vectors_scod_matches_its_dense_formula(task: Task) -> None:
     posterior = fit(SCOD, task, prior_precision=ALPHA)
     wanted = fisher_score(task, *dense(task))
     torch.testing.assert_close(posterior.ood_score(X_NEW), wanted, rtol=1e-5, atol=1e-8)
@@ -83,7 +83,7 @@ def test_variances_come_closer_as_the_budget_grows(kind: type) -> None:
 
 
 @pytest.mark.parametrize("budget", [5, 20, 51])
-def test_the_local_ensemble_is_what_the_leading_eigenvectors_leave(budget: int) -> None:
+def test_the_local_ensemble_score_is_the_norm_outside_the_leading_eigenvectors(budget: int) -> None:
     matrix, rows = dense()
     posterior = fit(LocalEnsemble, memory_budget=budget)
     pairs = posterior.curvature
@@ -125,7 +125,7 @@ def test_the_sketched_score_comes_to_the_unsketched_one() -> None:
     assert errors[2] < 1e-4
 
 
-def test_a_few_sketched_vectors_see_the_largest_curvature() -> None:
+def test_a_few_sketched_vectors_capture_the_largest_curvature() -> None:
     """Far fewer vectors than the rank: the span is the Krylov space, whether it was sketched or not."""
     posterior = fit(SketchedLanczos, rank=8, sketch_size=64)
     scores = posterior.ood_score(X_NEW)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from models import BATCHNORM, CLASSIFICATION, MLP, call, flat_parameters, with_parameters
 from nullbayes.baselines import SWAG, DeepEnsemble
 from nullbayes.errors import ModelError, SettingsError
 from nullbayes.posteriors.arguments import normal
+from support.drawing import randn
+from support.models import BATCHNORM, CLASSIFICATION, MLP, call, flat_parameters, with_parameters
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 
@@ -105,7 +105,7 @@ def test_every_sample_has_batch_statistics_of_its_own() -> None:
     assert float(means.std(1).max()) > 1e-3
 
 
-def test_a_single_left_over_example_is_no_batch() -> None:
+def test_a_last_batch_of_one_example_is_left_out_of_batch_statistics() -> None:
     model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, 129)
     posterior = SWAG(model).fit([(x, y)], 2, train=states(iterates(3, model), model), progress=False)
     assert int(posterior._fitted.state.tensors["1.num_batches_tracked"][0]) == 2
@@ -163,7 +163,7 @@ def test_members_predict_with_their_own_outputs() -> None:
         (lambda seed: broken(), "diverged"),
     ],
 )
-def test_what_is_no_member_is_refused(train: Any, advice: str) -> None:
+def test_invalid_members_are_refused(train: Any, advice: str) -> None:
     posterior = DeepEnsemble(MLP.build())
     with pytest.raises((ModelError, SettingsError), match=advice):
         posterior.fit([CLASSIFICATION.data()], 2, train=train, progress=False)

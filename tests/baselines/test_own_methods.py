@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from baselines.methods import X_NEW
-from models import CLASSIFICATION, MLP, batches
 from nullbayes import baselines, io
 from nullbayes.baselines.method import Context, Learned, Method, Question
 from nullbayes.errors import FileError, SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.posteriors import SamplePosterior
 from nullbayes.posteriors.arguments import normal
+from support.method_table import X_NEW
+from support.models import CLASSIFICATION, MLP, batches
 
 ANNOTATIONS = __future__.annotations.compiler_flag
 

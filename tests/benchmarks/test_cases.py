@@ -140,7 +140,7 @@ def test_memory_limit_too_small_to_work_with_counts_as_refused() -> None:
     assert found["peak_mib"] is None
 
 
-def test_missing_data_are_said_and_stop_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_data_are_reported_and_stop_no_other_case(capsys: pytest.CaptureFixture[str]) -> None:
     assert runner.main(["lenet_fashion_mnist", "--data", "nowhere"]) == 1
     assert "--data FOLDER" in capsys.readouterr().out
     command = ["benchmark", "--folder", str(FOLDER), "lenet_fashion_mnist", "--data", "nowhere"]
@@ -185,7 +185,7 @@ def test_published_algorithm_takes_linearly_dependent_rows() -> None:
 
 
 @pytest.mark.parametrize("kind", [nb.OutputJacobian, nb.LossJacobian])
-def test_step_that_is_recorded_is_that_of_the_dense_block(kind: type[nb.OutputJacobian]) -> None:
+def test_block_step_matches_the_dense_block(kind: type[nb.OutputJacobian]) -> None:
     model, x, y = network()
     rows = kind(model, [(x[:16], y[:16])], storage="matrix_free")
     noise, dense = torch.randn(3, rows.n_columns).double(), kind(model, [(x[:16], y[:16])]).dense()
@@ -195,7 +195,7 @@ def test_step_that_is_recorded_is_that_of_the_dense_block(kind: type[nb.OutputJa
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="graphs are recorded on CUDA")
 @pytest.mark.parametrize("kind", [nb.OutputJacobian, nb.LossJacobian])
-def test_recorded_block_steps_do_the_same(kind: type[nb.OutputJacobian]) -> None:
+def test_recorded_sweeps_match_plain_sweeps(kind: type[nb.OutputJacobian]) -> None:
     model, x, y = network()
     sweeps = published.PublishedSweeps(kind, model.cuda(), x.cuda(), y.cuda())
     noise = torch.randn(3, sweeps.rows.n_columns).double().cuda()
@@ -289,7 +289,7 @@ def test_options_are_read_as_what_they_were() -> None:
         (["choice", "--device", "cuda"], "use --device cpu"),
     ],
 )
-def test_what_cannot_be_run_is_refused_with_advice(arguments: list[str], advice: str, monkeypatch: Any) -> None:
+def test_arguments_that_cannot_run_are_refused_with_advice(arguments: list[str], advice: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     answer = CliRunner().invoke(cli._commands(), ["benchmark", "--folder", str(FOLDER), *arguments])
     assert answer.exit_code == 2

@@ -127,7 +127,7 @@ def test_regressions_are_judged_without_accuracy_and_have_a_coverage(uci: Path) 
     assert [row["kept"] is None for row in record["rows"]] == 3 * [True, False, False]
 
 
-def test_parts_that_are_missing_are_said_and_stop_nothing_else(uci: Path) -> None:
+def test_missing_parts_are_reported_and_stop_no_other_part(uci: Path) -> None:
     record = run("resnet20+minilm+uci", uci, uci_epochs="1")
     assert record["rows"]
     assert "resnet20-12fca82f.th" in record["notes"][0]

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import nullbayes as nb
-from model_table import CASES
 from nullbayes.posteriors.promise import NATS
-from table_entry import FORWARD, Case, call, moved
+from support.compatibility_case import FORWARD, Case, call, moved
+from support.compatibility_table import CASES
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning"),
@@ -175,7 +175,7 @@ def test_route_is_the_one_in_the_table(case: Case, kind: type) -> None:
 
 
 @each_pair
-def test_scores_files_and_the_model_itself(case: Case, kind: type, tmp_path: Path) -> None:
+def test_scores_are_positive_files_reload_and_the_model_is_unchanged(case: Case, kind: type, tmp_path: Path) -> None:
     model = case.wrap(case.build())
     before = portrait(model)
     posterior, x = fit(case, kind, model), case.data(3, 2)[0]

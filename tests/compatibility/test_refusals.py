@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from compatibility.document import FILE, document
-from model_table import CASES, REFUSED
 from nullbayes.errors import DataError, LikelihoodError, ModelError
+from support.compatibility_page import FILE, document
+from support.compatibility_table import CASES, REFUSED
 
 ADVICE = re.compile(r"use|pass|set|call|leave|say|make|train|move|clean|restrict|bring", flags=re.IGNORECASE)
 
@@ -24,10 +24,10 @@ def test_refusal_says_what_to_change(attempt: Callable[[], Any]) -> None:
     assert ADVICE.search(" ".join(rest))
 
 
-def test_names_are_told_apart() -> None:
+def test_names_in_the_table_are_unique() -> None:
     assert len({case.name for case in CASES}) == len(CASES)
 
 
 @pytest.mark.cpu
-def test_page_is_the_table() -> None:
+def test_page_is_written_from_the_table() -> None:
     assert FILE.read_text() == document(), "make docs"

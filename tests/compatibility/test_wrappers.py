@@ -10,7 +10,7 @@ import torch
 from torch import distributed, nn
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
+from support.models import CLASSIFICATION, MLP
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from models import CLASSIFICATION, MLP, batches
 from nullbayes.errors import DataError
 from nullbayes.hashing import checksums
 from nullbayes.jacobian.data import Examples
+from support.drawing import randn
+from support.models import CLASSIFICATION, MLP, batches
 
 DEVICE = torch.get_default_device()
 DTYPES = (
@@ -70,7 +70,7 @@ CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_checksum_sees_every_change(change: str, dtype: torch.dtype) -> None:
+def test_a_checksum_changes_with_every_entry(change: str, dtype: torch.dtype) -> None:
     if dtype == torch.bool and change in ("the other sign", "twice as large", "one bit"):
         return  # there are none
     for width in (*range(16, 32, 2), 31):  # even: signs that change must not cancel
@@ -105,13 +105,13 @@ def test_checksums_of_long_examples_see_a_change_at_either_end() -> None:
         assert (checksums([changed], 2) != before).tolist() == [False, True]
 
 
-def test_which_leaf_holds_what_matters() -> None:
+def test_a_checksum_depends_on_the_order_of_the_tensors() -> None:
     a, b = drawn(5, 4), drawn(5, 4, seed=1)
     assert (checksums([a, b], 5) != checksums([b, a], 5)).all()
     assert (checksums([a, torch.tensor(1.0)], 5) != checksums([a, torch.tensor(2.0)], 5)).all()
 
 
-def test_complex_entries_count() -> None:
+def test_a_checksum_covers_the_imaginary_part() -> None:
     z = torch.complex(drawn(5, 4), drawn(5, 4, seed=1))
     assert (checksums([z], 5) != checksums([z.conj()], 5)).all()
     assert torch.equal(checksums([z.conj()], 5), checksums([z.conj().resolve_conj()], 5))
@@ -134,7 +134,7 @@ def test_a_batch_that_was_written_into_is_named_when_it_is_read(what: str) -> No
         examples.read(5, 8)
 
 
-def test_data_that_were_given_back_their_entries_are_read_again() -> None:
+def test_data_whose_entries_are_restored_can_be_read_again() -> None:
     loader = data()
     examples, before = Examples(loader, None, DEVICE), loader[2][0].clone()
     loader[2][0].zero_()
@@ -152,7 +152,7 @@ def test_data_that_were_copied_to_a_device_cannot_change() -> None:
     assert torch.equal(examples.read(4, 7)[0].cpu(), before)
 
 
-def test_what_is_read_is_nobody_elses() -> None:
+def test_batches_that_are_read_are_copies() -> None:
     loader = data()
     examples = Examples(loader, None, DEVICE)
     for start, stop in ((0, 4), (1, 3), (2, 9)):
@@ -225,7 +225,7 @@ def test_a_fingerprint_is_that_of_the_data_not_of_their_batches() -> None:
 
 @pytest.mark.parametrize("width", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
-def test_columns_of_a_table_are_targets_as_good_as_any(dtype: torch.dtype, width: int) -> None:
+def test_a_checksum_does_not_depend_on_strides(dtype: torch.dtype, width: int) -> None:
     table = (9 * randn(5, 4, generator=torch.Generator().manual_seed(0))).to(dtype)
     columns = table[:, 1] if width == 1 else table[:, 1 : 1 + width]
     whole = checksums([columns], 5)

@@ -22,11 +22,11 @@ from torch.utils.data import (
 )
 
 import nullbayes as nb
-from drawing import randperm
-from models import CLASSIFICATION, MLP, MODELS, REGRESSION, batches, jacobian
 from nullbayes.errors import DataError, NullBayesError
 from nullbayes.jacobian.batches import inputs_of, n_examples
 from nullbayes.jacobian.data import Examples
+from support.drawing import randperm
+from support.models import CLASSIFICATION, MLP, MODELS, REGRESSION, batches, jacobian
 
 X, Y = CLASSIFICATION.data(n=7)
 DATASET = TensorDataset(X, Y)
@@ -154,7 +154,7 @@ def test_targets_that_are_not_finite_are_refused(entry: float) -> None:
         nb.OutputJacobian(MLP.build(2), [(x, y)], "regression")
 
 
-def test_batch_fn_takes_a_batch_apart() -> None:
+def test_batch_fn_splits_a_batch() -> None:
     model = MLP.build()
     data = [("7 examples", Y, X)]
     rows = nb.OutputJacobian(model, data, batch_fn=lambda batch: (batch[2], batch[1]))
@@ -162,8 +162,8 @@ def test_batch_fn_takes_a_batch_apart() -> None:
 
 
 @pytest.mark.parametrize("key", ["labels", "label", "targets", "target", "y"])
-def test_targets_of_a_mapping_go_by_several_names(key: str) -> None:
-    case = MODELS[10]
+def test_targets_of_a_mapping_are_found_by_several_names(key: str) -> None:
+    case = MODELS["named inputs"]
     x, y = CLASSIFICATION.data(case)
     model = case.build()
     torch.testing.assert_close(nb.OutputJacobian(model, [{**x, key: y}]).dense(), jacobian(model, x).flatten(0, 1))
@@ -182,7 +182,7 @@ def test_ranges_cross_batches() -> None:
 
 
 def test_ranges_of_structured_inputs_cross_batches() -> None:
-    pair, named = MODELS[11], MODELS[10]
+    pair, named = MODELS["two inputs"], MODELS["named inputs"]
     for case in (pair, named):
         x, y = CLASSIFICATION.data(case)
         got, _ = Examples(batches(x, y, (2, 3)), None, CPU).read(1, 4)
@@ -190,7 +190,7 @@ def test_ranges_of_structured_inputs_cross_batches() -> None:
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)
 
 
-def test_inputs_may_come_with_targets_or_without() -> None:
+def test_inputs_may_come_with_or_without_targets() -> None:
     assert inputs_of(X, None) is X
     assert inputs_of((X, Y), None) is X
     assert inputs_of([X], None) is X
@@ -206,7 +206,7 @@ def test_examples_are_counted_in_every_structure() -> None:
 
 @pytest.mark.parametrize("held_bytes", [None, 0], ids=["held", "streamed"])
 @pytest.mark.parametrize("numbers", [[0], [6], [0, 1, 2, 3, 4, 5, 6], [1, 3, 4, 6], [2, 5]])
-def test_some_examples_are_those_with_these_numbers(numbers: list[int], held_bytes: int | None) -> None:
+def test_chosen_examples_are_those_with_the_given_indices(numbers: list[int], held_bytes: int | None) -> None:
     examples = Examples(batches(X, Y, (3, 3, 1)), None, torch.get_default_device(), held_bytes=held_bytes)
     chosen = examples.chosen(numbers)
     assert len(chosen) == len(numbers)
@@ -219,7 +219,7 @@ def test_some_examples_are_those_with_these_numbers(numbers: list[int], held_byt
     assert list(chosen.ranges(2)) == [(i, min(i + 2, len(numbers))) for i in range(0, len(numbers), 2)]
 
 
-def test_some_examples_of_named_inputs_keep_what_belongs_to_all() -> None:
+def test_chosen_examples_keep_values_that_all_examples_share() -> None:
     batch = ({"x": X, "scale": torch.tensor(2.0)}, Y)
     x, y = Examples([batch], None, torch.get_default_device()).chosen([1, 4]).read(0, 2)
     assert torch.equal(x["x"], X[[1, 4]])

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from models import TiedWeights, jacobian
 from nullbayes.jacobian import few as few_rows
 from nullbayes.jacobian.few import form_few
 from nullbayes.jacobian.leaves import Leaves
@@ -17,6 +16,7 @@ from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.linalg.held import HeldBlock
+from support.models import TiedWeights, jacobian
 
 
 class Wired(nn.Module):
@@ -118,7 +118,7 @@ def test_parameter_with_two_names_is_exchanged_under_both() -> None:
     torch.testing.assert_close(found[1], jacobian(model, x))
 
 
-def test_copies_that_influence_each_other_give_no_answer() -> None:
+def test_copies_that_influence_each_other_give_no_rows() -> None:
     model, x = Wired(6, less_the_mean, same), torch.randn(2, 4)
     rows = rows_of(model, x)
     assert few(rows, x) is None
@@ -126,14 +126,14 @@ def test_copies_that_influence_each_other_give_no_answer() -> None:
     torch.testing.assert_close(changes.permute(1, 2, 0), jacobian(model, x))
 
 
-def test_network_that_takes_no_copies_is_asked_in_the_usual_way() -> None:
+def test_network_that_cannot_take_copies_of_inputs_uses_the_usual_rows() -> None:
     model, x = Wired(6, alone_only, same), torch.randn(2, 4)
     rows = rows_of(model, x)
     assert few(rows, x) is None
     torch.testing.assert_close(linearized(rows.network, x, rows.network.theta[None])[0], model(x).detach())
 
 
-def test_values_that_are_others_when_asked_again_give_no_answer() -> None:
+def test_outputs_that_differ_between_two_calls_give_no_rows() -> None:
     strange = False
 
     def noisy(h: Tensor) -> Tensor:
@@ -160,12 +160,12 @@ def test_module_has_its_own_parameters_back_after_a_call(fails: bool) -> None:
     assert all(now is then for now, then in zip(network.module.parameters(), before, strict=True))
 
 
-def test_recurrent_networks_have_no_leaves() -> None:
+def test_recurrent_networks_do_not_use_the_shortcut_for_few_inputs() -> None:
     assert Leaves.of(Network(nn.GRU(2, 3), output_fn=lambda returned: returned[0])) is None
 
 
 @pytest.mark.parametrize("outputs", [2, 8])
-def test_input_alone_is_predicted_as_among_others(outputs: int) -> None:
+def test_a_single_input_is_predicted_as_in_a_batch(outputs: int) -> None:
     model, x = convolutional(outputs), torch.randn(50, 1, 4, 4)
     posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(
         [(x[:10], torch.arange(10) % outputs)], n_samples=20, progress=False
@@ -188,7 +188,7 @@ class Gated(nn.Module):
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_rare_inputs_are_answered_rightly_whatever_came_before(n: int) -> None:
+def test_rare_inputs_are_predicted_correctly_whatever_came_before(n: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Gated().double()
@@ -202,7 +202,7 @@ def test_rare_inputs_are_answered_rightly_whatever_came_before(n: int) -> None:
     torch.testing.assert_close(changes.permute(1, 2, 0), jacobian(model, far))
 
 
-def test_each_way_is_compared_at_first_and_then_at_a_rate() -> None:
+def test_each_route_is_checked_at_first_and_then_now_and_then() -> None:
     rows = rows_of(convolutional(3), torch.randn(3, 1, 4, 4))
     due = [rows.is_due("one", 1, 4, 16) for _ in range(40)]
     assert due == [True] * 4 + ([False] * 15 + [True]) * 2 + [False] * 4

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randint, randn
-from models import batches
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.checks import check_outputs, check_rows
 from nullbayes.jacobian.data import Examples
+from support.drawing import randint, randn
+from support.models import batches
 
 DEVICE = torch.get_default_device()
 SIZES = (5, 1, 7, 6, 4)
@@ -63,7 +63,7 @@ USES: dict[str, tuple[str, Callable[[Any], Any]]] = {
 @pytest.mark.parametrize("kind", [nb.OutputJacobian, nb.LossJacobian])
 @pytest.mark.parametrize("by_layers", [True, False])
 @pytest.mark.parametrize("use", USES)
-def test_rows_that_are_not_finite_are_named(use: str, by_layers: bool, kind: Any) -> None:
+def test_examples_whose_rows_are_not_finite_are_named(use: str, by_layers: bool, kind: Any) -> None:
     storage, act = USES[use]
     rows = kind(model(by_layers=by_layers), data((8,)), storage=storage)
     rows.working_bytes = 2**14
@@ -91,7 +91,7 @@ def test_all_examples_of_a_range_are_named_or_counted(zeros: tuple[int, ...], na
 @pytest.mark.parametrize("posterior", [nb.ProjectedPosterior, nb.LossProjectedPosterior])
 @pytest.mark.parametrize("storage", ["held", "formed"])
 @pytest.mark.parametrize("zero", [0, 14])
-def test_a_fit_says_where(zero: int, storage: str, posterior: Any) -> None:
+def test_a_fit_names_the_batch_and_the_example_with_nan_derivatives(zero: int, storage: str, posterior: Any) -> None:
     options: dict[str, Any] = {}
     if storage == "formed":
         options = {"projector": nb.projectors.Alternating(block_rows=6), "memory_limit": 2**12}

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import nullbayes as nb
-from jacobian.layer_table import randn
-from models import BATCHNORM, CLASSIFICATION, MODELS, Model
 from nullbayes.jacobian import autograd
 from nullbayes.jacobian.row_builder import RowBuilder
+from support.layer_table import randn
+from support.models import BATCHNORM, CLASSIFICATION, MODELS, Model
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 8])
@@ -25,8 +25,10 @@ def test_several_outputs_in_one_backward_pass(at_once: int) -> None:
     torch.testing.assert_close(at_once, [torch.stack(parts) for parts in zip(*one_by_one, strict=True)])
 
 
-@pytest.mark.parametrize("case", [case for case in MODELS if case.route == "plain"], ids=lambda case: case.name)
-def test_the_plain_way_counts_its_rows_thrice_and_what_it_saves(case: Model) -> None:
+@pytest.mark.parametrize(
+    "case", [case for case in MODELS.values() if case.route == "plain"], ids=lambda case: case.name
+)
+def test_the_bytes_of_plain_rows_include_three_copies_and_the_graph(case: Model) -> None:
     model, (x, y) = case.build(), CLASSIFICATION.data(case)
     rows = nb.OutputJacobian(model, [(x, y)])
     entries = 3 * rows.n_columns * 8  # three outputs, in float64

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, prune
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import ModelError
-from two_layers import D, X, Y, fit, slow_rows, two
+from support.drawing import randn
+from support.two_layers import D, X, Y, fit_two_layers, slow_rows, two
 
 # --- what only later examples show ------------------------------------------------------------------------------------
 
@@ -64,15 +64,15 @@ LATER = {
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch prefers parametrizations
 @pytest.mark.parametrize("make", LATER.values(), ids=LATER)
-def test_rows_are_right_beyond_the_first_examples(make: Callable[[], nn.Module]) -> None:
+def test_rows_are_right_where_later_examples_take_another_branch(make: Callable[[], nn.Module]) -> None:
     model = make()
     rows = nb.OutputJacobian(model, [(X, Y)], "regression")
     torch.testing.assert_close(rows.dense(), slow_rows(model, X))
-    posterior = fit(model)
+    posterior = fit_two_layers(model)
     assert (posterior.predict(X).samples - model(X).detach()).abs().max() < 1e-6
 
 
-def test_a_route_may_change_while_rows_are_formed() -> None:
+def test_a_route_that_turns_out_wrong_is_replaced_while_rows_are_formed() -> None:
     model = two(used_again)
     rows = nb.OutputJacobian(model, [(X, Y)], "regression")
     rows.working_bytes = 2 * rows._layers.example_bytes
@@ -91,19 +91,19 @@ FIRST_PREDICTIONS = {
 
 @pytest.mark.parametrize("make", FIRST_PREDICTIONS.values(), ids=FIRST_PREDICTIONS)
 def test_the_order_of_predictions_does_not_matter(make: Callable[[], nn.Module]) -> None:
-    posterior = fit(make())
+    posterior = fit_two_layers(make())
     fresh, new = copy.deepcopy(posterior), randn(5, 4, generator=torch.Generator().manual_seed(7), dtype=D) * 2
     wanted = fresh.predict(new).samples
     posterior.predict(new[:1])
     torch.testing.assert_close(posterior.predict(new).samples, wanted)
 
 
-def test_what_all_examples_share_keeps_its_value() -> None:
+def test_values_computed_once_for_all_examples_are_not_scaled_by_the_batch() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         return self.h(torch.tanh(self.a(x))) * self.b(torch.ones(1, 3, dtype=D, device=x.device)).sum()
 
     model = two(forward, b=nn.Linear(3, 2))
-    posterior = fit(model)
+    posterior = fit_two_layers(model)
     posterior.predict(X[:1])
     torch.testing.assert_close(posterior.predict(X).samples.mean(0), model(X).detach(), rtol=0, atol=1e-6)
 
@@ -113,7 +113,7 @@ def test_inputs_of_other_shapes_are_predicted_after_each_other() -> None:
         return self.gain.weight[0, 0] * self.h(torch.tanh(self.a(x)))[..., 0]
 
     model = two(forward, gain=nn.Linear(1, 1, bias=False))
-    posterior = fit(model, X[:, None].expand(-1, 3, -1).clone(), Y[:, :1].expand(-1, 3).clone())
+    posterior = fit_two_layers(model, X[:, None].expand(-1, 3, -1).clone(), Y[:, :1].expand(-1, 3).clone())
     for length in (1, 5, 2):
         assert posterior.predict(X[:4, None].expand(-1, length, -1)).mean.shape == (4, length)
 
@@ -171,11 +171,11 @@ HIDDEN = {
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize(("make", "fragment"), HIDDEN.values(), ids=HIDDEN)
-def test_what_is_hidden_from_derivatives_is_refused(
+def test_parameters_hidden_from_autograd_are_refused(
     make: Callable[[], nn.Module], fragment: str, dtype: torch.dtype
 ) -> None:
     with pytest.raises(ModelError, match=fragment):
-        fit(make().to(dtype), X.to(dtype), Y.to(dtype))
+        fit_two_layers(make().to(dtype), X.to(dtype), Y.to(dtype))
 
 
 def dead() -> nn.Module:
@@ -205,27 +205,29 @@ class Single(nn.Sequential):
         return super().forward(x.float())
 
 
-def test_steps_that_turn_a_network_over_are_no_evidence() -> None:
+def test_finite_differences_too_rough_to_judge_do_not_refuse_a_network() -> None:
     for seed in range(4):
         torch.manual_seed(seed)
         layers = nn.Linear(4, 32), nn.LayerNorm(32, eps=1e-12), nn.ReLU(), nn.Linear(32, 2)
         with torch.no_grad():
             layers[0].weight *= 1e-5
             layers[0].bias *= 1e-5
-        assert fit(Single(*layers), X.float(), Y.float()).report.converged
+        assert fit_two_layers(Single(*layers), X.float(), Y.float()).report.converged
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("make", [dead, narrow])
-def test_kinks_and_steep_networks_are_not_taken_for_hidden(make: Callable[[], nn.Module], dtype: torch.dtype) -> None:
-    assert fit(make().to(dtype), X.to(dtype), Y.to(dtype)).report.converged
+def test_kinks_and_steep_networks_are_not_taken_for_hidden_parameters(
+    make: Callable[[], nn.Module], dtype: torch.dtype
+) -> None:
+    assert fit_two_layers(make().to(dtype), X.to(dtype), Y.to(dtype)).report.converged
 
 
 @pytest.mark.filterwarnings("ignore:The network fits its")  # as it does
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 @pytest.mark.parametrize(("dtype", "left"), [(torch.float32, 1e-6), (torch.float32, 1e-7), (D, 1e-15), (D, 0.0)])
 @pytest.mark.parametrize("norm", [lambda layer: layer, parametrizations.weight_norm], ids=["plain", "weight norm"])
-def test_losses_near_zero_are_not_taken_for_coupled(
+def test_losses_near_zero_are_not_taken_for_coupled_examples(
     norm: Callable[[nn.Module], nn.Module], dtype: torch.dtype, left: float
 ) -> None:
     torch.manual_seed(0)
@@ -275,17 +277,17 @@ class Merging(nn.Linear):
         return own if self.merged else own + x @ self.down.T @ self.up.T
 
 
-def test_weights_that_change_with_the_mode_are_put_back_and_refused() -> None:
+def test_a_model_whose_weights_change_in_eval_mode_is_refused_and_restored() -> None:
     model = nn.Sequential(Merging(), nn.Tanh(), nn.Linear(6, 2)).double()
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ModelError, match=r"'0.weight' changes when .* call model.eval\(\) before"):
         nb.ProjectedPosterior(model, "regression")
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     model.eval()
-    assert (fit(model).predict(X).mean - model(X).detach()).abs().max() < 1e-6
+    assert (fit_two_layers(model).predict(X).mean - model(X).detach()).abs().max() < 1e-6
 
 
-def test_padding_is_no_matter_of_the_route() -> None:
+def test_padding_hidden_from_autograd_is_refused_by_every_route() -> None:
     model = two(padded, words=nn.Embedding(2, 30))
     with pytest.raises(ModelError, match="hidden by detach"):  # F.embedding leaves out the derivative of the padding
-        fit(model, X + 2)
+        fit_two_layers(model, X + 2)

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 import nullbayes as nb
-from drawing import randint, randn
-from models import CLASSIFICATION, MLP, batches
 from nullbayes.errors import DataError, LikelihoodError
 from nullbayes.jacobian.batches import inputs_of
 from nullbayes.jacobian.data import Examples
+from support.drawing import randint, randn
+from support.models import CLASSIFICATION, MLP, batches
 
 DEVICE = torch.get_default_device()
 N = 11
@@ -100,7 +100,7 @@ def test_a_stream_that_is_used_up_is_refused() -> None:
         nb.ProjectedPosterior(MLP.build()).fit(DataLoader(ReadOnce(), batch_size=4), 2, progress=False)
 
 
-def test_batch_fn_takes_any_batch_apart() -> None:
+def test_batch_fn_splits_any_batch() -> None:
     loader = [{"meta": ["a", "b"], "image": x, "info": {"class": y}} for x, y in PARTS]
     posterior = nb.ProjectedPosterior(MLP.build(), batch_fn=lambda b: (b["image"], b["info"]["class"]))
     assert posterior.fit(loader, 2, progress=False).report.n_data == N
@@ -158,7 +158,7 @@ def test_batches_of_transformers_are_read(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
-def test_none_and_what_all_examples_share_are_passed_on() -> None:
+def test_none_and_shared_values_are_passed_to_the_model() -> None:
     loader = [{**batch, "token_type_ids": None, "mode": "sum"} for batch in tokens()]
     nested = [({"x": {**batch, "labels": None}}, batch["labels"]) for batch in tokens()]
     model = classifier()
@@ -199,7 +199,7 @@ TARGETS = {
 
 
 @pytest.mark.parametrize(("likelihood", "y", "outputs"), TARGETS.values(), ids=TARGETS)
-def test_targets_are_seen_as_they_are(likelihood: str, y: Tensor, outputs: int) -> None:
+def test_targets_keep_their_values_and_dtype(likelihood: str, y: Tensor, outputs: int) -> None:
     loader = batches(X, y, (4, 4, 3))
     seen = Examples(loader, None, DEVICE).read(2, 9)[1]
     assert torch.equal(seen, y[2:9])
@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 @pytest.mark.parametrize(("batch", "fragment"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_used_is_refused_with_a_way_out(batch: Any, fragment: str) -> None:
+def test_unusable_data_are_refused_with_advice(batch: Any, fragment: str) -> None:
     with pytest.raises(DataError, match=fragment):
         nb.ProjectedPosterior(MLP.build()).fit([batch], 2, progress=False)
 
@@ -243,20 +243,20 @@ WAYS_OUT: dict[str, tuple[Any, Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize(("batch", "batch_fn"), WAYS_OUT.values(), ids=WAYS_OUT)
-def test_the_way_out_leads_out(batch: Any, batch_fn: Callable[[Any], Any]) -> None:
+def test_the_advised_batch_fn_works(batch: Any, batch_fn: Callable[[Any], Any]) -> None:
     x, y = Examples([batch], batch_fn, DEVICE).read(0, N)
     assert torch.equal(x["input"] if isinstance(x, dict) else x, X)
     assert torch.equal(y, Y)
     assert nb.ProjectedPosterior(MLP.build(), batch_fn=batch_fn).fit([batch], 2, progress=False).n_samples == 2
 
 
-def test_a_batch_fn_that_returns_no_pair_is_refused() -> None:
+def test_a_batch_fn_that_does_not_return_a_pair_is_refused() -> None:
     for batch_fn in (lambda b: b[0], lambda b: (*b, 1), lambda b: None):
         with pytest.raises(DataError, match=r"Batch 0: batch_fn must return a pair \(inputs, targets\), not"):
             Examples(PARTS, batch_fn, DEVICE)
 
 
-def test_one_hot_integers_are_refused_with_a_way_out() -> None:
+def test_one_hot_integers_are_refused_with_advice() -> None:
     with pytest.raises(LikelihoodError, match=r"must have shape \(11,\); one-hot targets are passed as floats"):
         nb.ProjectedPosterior(MLP.build()).fit([(X, one_hot)], 2, progress=False)
 

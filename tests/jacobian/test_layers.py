@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from jacobian.layer_table import LAYERS, build, each_layer
-from models import jacobian
 from nullbayes.jacobian.layer_rules import RULES
 from nullbayes.linalg.pieces import OuterPiece
+from support.layer_table import LAYERS, build, each_layer
+from support.models import jacobian
 
 
 @each_layer
@@ -25,7 +25,7 @@ def test_each_rule_gives_the_derivatives(name: str) -> None:
 
 @pytest.mark.parametrize("chosen", ["layer.weight", "layer.bias"])
 @each_layer
-def test_one_parameter_of_a_layer_alone(name: str, chosen: str) -> None:
+def test_a_rule_works_for_one_parameter_of_a_layer_alone(name: str, chosen: str) -> None:
     model, x, y = build(name)
     if chosen in dict(model.named_parameters()):
         rows = nb.OutputJacobian(model, [(x, y)], parameters=chosen)
@@ -47,7 +47,7 @@ class Words(nn.Module):
 
 
 @pytest.mark.parametrize("options", [{"padding_idx": 2}, {"sparse": True}], ids=str)
-def test_how_an_embedding_was_trained_does_not_hide_its_derivatives(options: dict[str, Any]) -> None:
+def test_padding_idx_and_sparse_do_not_hide_derivatives_of_an_embedding(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     special, plain, x = Words(**options).double(), Words().double(), torch.tensor([[2, 1, 2], [2, 2, 5]])
     with torch.no_grad():

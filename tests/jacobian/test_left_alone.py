@@ -9,27 +9,27 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import DataError, FileError, ModelError
-from two_layers import D, X, Y, fit, slow_rows, two
+from support.drawing import randn
+from support.two_layers import D, X, Y, fit_two_layers, slow_rows, two
 
 # --- what is left alone -----------------------------------------------------------------------------------------------
 
 
-def test_buffers_that_the_forward_pass_writes_are_the_copys() -> None:
+def test_buffers_written_by_the_forward_pass_change_in_a_copy_only() -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         self.calls += 1
         return self.h(torch.tanh(self.a(x)))
 
     model = two(forward)
     model.register_buffer("calls", torch.tensor(0))
-    fit(model).predict(X)
+    fit_two_layers(model).predict(X)
     assert int(model.calls) == 0
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("norm", [False, True])
-def test_what_a_model_keeps_of_its_last_call_does_not_hinder_a_copy(norm: bool) -> None:
+def test_a_model_that_stores_activations_can_be_copied(norm: bool) -> None:
     def forward(self: Any, x: Tensor) -> Tensor:
         self.last = torch.tanh(self.a(x))
         return self.h(self.drop(self.last))
@@ -38,7 +38,7 @@ def test_what_a_model_keeps_of_its_last_call_does_not_hinder_a_copy(norm: bool) 
     if norm:
         model.a = nn.utils.weight_norm(model.a)
     model.eval()(X)
-    posterior = fit(model)
+    posterior = fit_two_layers(model)
     wanted = posterior.predict(X).mean
     model.train()
     torch.testing.assert_close(posterior.predict(X).mean, wanted)
@@ -55,21 +55,21 @@ def test_old_parametrizations_of_convolutions_have_rows() -> None:
 def test_inputs_may_be_worked_on_in_place_and_stay_as_they_were() -> None:
     model = two(lambda self, x: self.h(torch.tanh(self.a(x.sub_(0.5)))))
     x = X.clone()
-    posterior = fit(model, x)
+    posterior = fit_two_layers(model, x)
     posterior.predict(x)
     assert torch.equal(x, X)
     torch.testing.assert_close(posterior.predict(x).mean, model(X.clone()).detach(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_outputs_in_another_precision_are_taken_back(dtype: torch.dtype) -> None:
+def test_outputs_of_another_dtype_are_cast_to_that_of_the_parameters(dtype: torch.dtype) -> None:
     model = two(lambda self, x: self.h(torch.tanh(self.a(x))).to(dtype)).float()
-    posterior = fit(model, X.float(), Y.float())
+    posterior = fit_two_layers(model, X.float(), Y.float())
     assert posterior.predict(X.float()).samples.dtype == torch.float32
 
 
 def test_a_wrong_input_does_not_turn_forward_mode_off() -> None:
-    posterior = fit(two(lambda self, x: self.h(torch.tanh(self.a(x)))))
+    posterior = fit_two_layers(two(lambda self, x: self.h(torch.tanh(self.a(x)))))
     assert posterior._network.forward_mode
     with pytest.raises(RuntimeError):
         posterior.predict(X[:, :3])
@@ -79,9 +79,9 @@ def test_a_wrong_input_does_not_turn_forward_mode_off() -> None:
 # --- files and data ---------------------------------------------------------------------------------------------------
 
 
-def test_other_data_of_the_same_size_are_not_taken_for_the_first(tmp_path: Any) -> None:
+def test_data_of_the_same_size_with_other_values_are_not_accepted(tmp_path: Any) -> None:
     model = two(lambda self, x: self.h(torch.tanh(self.a(x))))
-    fit(model).save(tmp_path / "file")
+    fit_two_layers(model).save(tmp_path / "file")
     loaded = nb.load(tmp_path / "file", model)
     with pytest.raises(DataError, match="other data than the posterior was fitted to"):
         loaded.prepare([(X + 1, Y)])
@@ -90,11 +90,11 @@ def test_other_data_of_the_same_size_are_not_taken_for_the_first(tmp_path: Any) 
 
 def test_a_posterior_is_loaded_as_it_was_fitted(tmp_path: Any) -> None:
     model = two(lambda self, x: self.h(torch.tanh(self.a(x))))
-    fit(model, y=Y[:, :1], output_fn=lambda o: o[:, :1]).save(tmp_path / "file")
+    fit_two_layers(model, y=Y[:, :1], output_fn=lambda o: o[:, :1]).save(tmp_path / "file")
     with pytest.raises(FileError, match="fitted with an output_fn of your own"):
         nb.load(tmp_path / "file", model)
     nb.load(tmp_path / "file", model, output_fn=lambda o: o[:, :1])
-    fit(model).save(tmp_path / "file")
+    fit_two_layers(model).save(tmp_path / "file")
     with pytest.raises(FileError, match="fitted without an output_fn"):
         nb.load(tmp_path / "file", model, output_fn=lambda o: o[:, :1])
     with pytest.raises(FileError, match="with a regression likelihood, not with classification"):
@@ -102,7 +102,7 @@ def test_a_posterior_is_loaded_as_it_was_fitted(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
-def test_narrow_labels_do_not_wrap_around(dtype: torch.dtype) -> None:
+def test_int8_and_uint8_labels_do_not_wrap_around_to_ignore_index(dtype: torch.dtype) -> None:
     labels = torch.tensor([0, 1, 100, 3, 126, 5, 6, 7, 9 if dtype == torch.int8 else 156])
     model = nn.Linear(4, 160).double()
     rows = [nb.OutputJacobian(model, [(X, y)]) for y in (labels, labels.to(dtype))]
@@ -110,7 +110,7 @@ def test_narrow_labels_do_not_wrap_around(dtype: torch.dtype) -> None:
     assert [r.likelihood.ignore_index for r in rows] == [-100, -100]
 
 
-def test_products_need_forward_mode() -> None:
+def test_storage_by_products_needs_forward_mode() -> None:
     model = two(lambda self, x: self.h(self.words((x > 0).long())), words=nn.EmbeddingBag(2, 30))
     with pytest.raises(ModelError, match=r"needs forward mode, which this network has not"):
         nb.OutputJacobian(model, [(X, Y)], "regression", storage="matrix_free")
@@ -121,7 +121,7 @@ def test_integer_parameters_cannot_vary() -> None:
     model.count = nn.Parameter(torch.ones(2, dtype=torch.long), requires_grad=False)
     with pytest.raises(ModelError, match="Only floating-point parameters can vary"):
         nb.ProjectedPosterior(model, parameters="count")
-    assert fit(model).report.n_parameters == 4 * 30 + 30 + 60 + 2
+    assert fit_two_layers(model).report.n_parameters == 4 * 30 + 30 + 60 + 2
 
 
 @pytest.mark.parametrize("name", ["forward", "training", "a.", "", "w.b"])
@@ -135,7 +135,7 @@ def test_a_number_of_samples_is_an_integer() -> None:
         nb.ProjectedPosterior(nn.Linear(4, 2).double(), "regression").fit([(X, Y)], 3.0)  # type: ignore[arg-type]
 
 
-def test_a_narrow_label_is_not_one_to_be_ignored() -> None:
+def test_label_255_in_uint8_is_not_ignore_index_minus_one() -> None:
     likelihood = nb.likelihoods.Classification(ignore_index=-1)
     with pytest.raises(nb.errors.LikelihoodError, match="from 0 to 255"):
         likelihood.check(torch.zeros(2, 160, dtype=D), torch.tensor([0, 255], dtype=torch.uint8))

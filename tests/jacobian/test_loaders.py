@@ -24,8 +24,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import DataError
+from support.drawing import randn
 
 X, Y = randn(11, 3, generator=torch.Generator().manual_seed(0)).cpu(), torch.arange(11, device="cpu") % 2
 DATASET = TensorDataset(X, Y)
@@ -107,7 +107,7 @@ def test_a_subset_stays_that_subset(sampler: Any) -> None:
     assert torch.equal(torch.cat([x for x, _ in nb.evaluation_loader(loader)]), X[wanted])
 
 
-def test_samplers_of_ones_own_that_shuffle_are_noticed(posterior: nb.ProjectedPosterior) -> None:
+def test_custom_samplers_that_shuffle_are_noticed(posterior: nb.ProjectedPosterior) -> None:
     loader, state = DataLoader(DATASET, 2, sampler=Shuffled(list(range(11)))), random.getstate()
     for ask in (posterior.predict, lambda data: nb.ProjectedPosterior(nn.Linear(3, 2)).fit(data)):
         with pytest.raises(DataError, match=r"random order \(Shuffled\)"):
@@ -120,7 +120,7 @@ def test_samplers_of_ones_own_that_shuffle_are_noticed(posterior: nb.ProjectedPo
         posterior.predict(TRAINING["distributed"])
 
 
-def test_what_is_passed_beside_targets_is_named() -> None:
+def test_inputs_that_cannot_come_with_separate_targets_are_named() -> None:
     for data, what in (
         (X.tolist(), "no tensor or array"),
         (TRAINING["shuffled"], r"brings its own targets: fit\(loader\)"),
@@ -143,7 +143,7 @@ def test_collate_functions_and_datasets_of_whole_batches_are_kept() -> None:
 
 
 @pytest.mark.parametrize("draw", [by_torch, by_numpy])
-def test_augmentation_is_pointed_at(draw: Any) -> None:
+def test_random_augmentation_is_refused_and_named(draw: Any) -> None:
     before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     with pytest.raises(DataError, match=r"another example 0 each time \(random augmentation, by its transform"):
         nb.evaluation_loader(DataLoader(Augmented(draw), 4, shuffle=True))
@@ -161,7 +161,7 @@ def test_all_reasons_are_named_at_once() -> None:
     assert [part for part in (*reasons, *ways_out) if part not in said] == []
 
 
-def test_what_is_no_loader_is_refused() -> None:
+def test_objects_that_are_not_loaders_are_refused() -> None:
     with pytest.raises(DataError, match=re.escape("takes a DataLoader, not a list")):
         nb.evaluation_loader([(X, Y)])  # type: ignore[arg-type]
 
@@ -174,7 +174,9 @@ def posterior() -> nb.ProjectedPosterior:
 
 
 @pytest.mark.parametrize("name", ["shuffled", "dropped", "both", "weighted", "batch sampler"])
-def test_predictions_need_order_and_checks_do_not(posterior: nb.ProjectedPosterior, name: str) -> None:
+def test_predict_refuses_a_shuffled_loader_and_check_fit_accepts_it(
+    posterior: nb.ProjectedPosterior, name: str
+) -> None:
     if torch.get_default_device().type != "cpu" and name != "dropped":
         pytest.skip("torch shuffles on the CPU only")
     for answer in (posterior.predict, posterior.ood_score):

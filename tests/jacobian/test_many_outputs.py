@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from models import jacobian
 from nullbayes.jacobian.routes import ByLayers
+from support.drawing import randn
+from support.models import jacobian
 
 OUTPUTS = 40
 
@@ -40,7 +40,7 @@ def build(hidden: int | None = None) -> nn.Module:
     return Decoder(hidden).double()
 
 
-def test_a_route_is_found_out_with_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_route_is_chosen_with_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
     backward = ByLayers._backward
 
@@ -65,7 +65,7 @@ def test_a_weight_with_a_second_use_in_one_output_of_many_is_noticed(hidden: int
 
 
 @pytest.mark.parametrize("hidden", [None, 7])
-def test_sizes_and_costs_are_those_of_the_rows_themselves(hidden: int | None) -> None:
+def test_predicted_sizes_and_costs_match_the_formed_rows(hidden: int | None) -> None:
     rows = nb.OutputJacobian(build(hidden), data(), "regression")
     held = rows.keep()
     assert rows.costs().held_bytes == sum(piece.costs().n_bytes for piece in held.pieces)

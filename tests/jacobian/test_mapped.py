@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from two_layers import D, X, Y, slow_rows, two
+from support.drawing import randn
+from support.two_layers import D, X, Y, slow_rows, two
 
 
 class LastState(nn.Module):
@@ -33,7 +33,7 @@ class LastState(nn.Module):
         (nn.LSTM, {"proj_size": 2}),
     ],
 )
-def test_recurrent_layers_are_mapped(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
+def test_recurrent_layers_work_under_vmap(kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model, x = LastState(kind, **options).to(D), randn(5, 6, 4, generator=torch.Generator().manual_seed(0), dtype=D)
     rows = nb.OutputJacobian(model, [(x, model(x).detach())], "regression")
@@ -41,7 +41,7 @@ def test_recurrent_layers_are_mapped(kind: type[nn.RNNBase], options: dict[str, 
     torch.testing.assert_close(rows.dense(), slow_rows(model, x))
 
 
-def test_what_all_examples_share_may_be_added_to_in_place() -> None:
+def test_vmap_handles_in_place_addition_to_shared_tensors() -> None:
     def forward(model: Any, x: Tensor) -> Tensor:
         state = model.a.bias.new_zeros(len(x), 30) + model.a.bias
         return model.h(state.add_(x @ model.a.weight.T).tanh())  # type: ignore[no-any-return]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
-from drawing import randint, randn
 from nullbayes.errors import LikelihoodError, NullBayesWarning
+from support.drawing import randint, randn
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # networks are not trained
 
@@ -58,12 +58,12 @@ SOFTMAX = {
 
 @pytest.mark.parametrize("end", SOFTMAX.values(), ids=SOFTMAX)
 @pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior, nb.baselines.MAP])
-def test_probabilities_of_classes_are_refused_with_a_way_out(end: Any, kind: type) -> None:
+def test_class_probabilities_are_refused_with_advice(end: Any, kind: type) -> None:
     with pytest.raises(LikelihoodError, match=r"output_fn=lambda p: p\.clamp_min\(1e-12\)\.log\(\)"):
         kind(Ending(2, end).to(X.device)).fit(X, LABELS, progress=False)
 
 
-def test_the_way_out_gives_the_networks_probabilities() -> None:
+def test_the_advised_output_fn_keeps_the_probabilities_of_the_network() -> None:
     model = Ending(2, SOFTMAX["softmax"]).to(X.device)
     posterior = fit(model, output_fn=lambda p: p.clamp_min(1e-12).log())
     torch.testing.assert_close(
@@ -72,14 +72,14 @@ def test_the_way_out_gives_the_networks_probabilities() -> None:
     assert posterior.predict(X).probs.argmax(1).equal(model(X).argmax(1))
 
 
-def test_logarithms_of_probabilities_are_fine() -> None:
+def test_log_probabilities_are_accepted() -> None:
     model = Ending(2, lambda f: f.log_softmax(-1)).to(X.device)
     torch.testing.assert_close(nb.baselines.MAP(model).fit(X, LABELS).predict(X).probs, model(X).exp().detach())
 
 
 @pytest.mark.parametrize("likelihood", ["binary", "multilabel"])
 @pytest.mark.parametrize("end", [torch.sigmoid, nn.Sigmoid(), lambda f: f.sigmoid().squeeze(-1)])
-def test_a_sigmoid_at_the_end_is_refused_with_a_way_out(end: Any, likelihood: str) -> None:
+def test_a_final_sigmoid_is_refused_with_advice(end: Any, likelihood: str) -> None:
     model = Ending(1, end).to(X.device)
     with pytest.raises(LikelihoodError, match=r"ends in a sigmoid.*output_fn=lambda p: p\.logit\(1e-7\)"):
         fit(model, likelihood)
@@ -88,20 +88,20 @@ def test_a_sigmoid_at_the_end_is_refused_with_a_way_out(end: Any, likelihood: st
         torch.testing.assert_close(probs.flatten(), model(X).detach().flatten())
 
 
-def test_what_looks_like_probabilities_is_warned_of() -> None:
+def test_outputs_that_look_like_probabilities_cause_a_warning() -> None:
     model = trained(1, lambda f: 0.5 + 0.5 * f.tanh(), lambda p, y: F.binary_cross_entropy(p[:, 0], y.float()))
     with pytest.warns(NullBayesWarning, match="explain the targets better as probabilities"):
         fit(model, "binary")
 
 
-def test_logits_and_bounded_regressions_are_left_in_peace() -> None:
+def test_logits_and_bounded_regressions_cause_no_warning() -> None:
     fit(Ending(2, lambda f: f.sigmoid()).to(X.device))  # not the softmax that is applied
     fit(Ending(1, lambda f: 0.3 + 0.01 * f).to(X.device), "binary")  # within 0 and 1 by chance
     posterior = nb.ProjectedPosterior(Ending(1, torch.sigmoid).to(X.device), "regression", prior_precision=10.0)
     posterior.fit(X, LABELS.float(), 5, progress=False)
 
 
-def test_a_dead_network_is_said_to_be_dead() -> None:
+def test_a_network_with_constant_outputs_is_reported() -> None:
     model = Ending(2, lambda f: f).to(X.device)
     model.body[1] = nn.ReLU()
     nn.init.constant_(model.body[0].bias, -100.0)
@@ -140,7 +140,7 @@ def shifted(batch: dict[str, Tensor]) -> tuple[Any, Tensor]:
 
 
 @pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior])
-def test_labels_that_the_model_shifts_are_refused_with_a_way_out(kind: type) -> None:
+def test_labels_that_the_model_shifts_are_refused_with_advice(kind: type) -> None:
     batch = sentences()
     model = Tagger(1).to(batch["labels"].device)
     optimizer = torch.optim.Adam(model.parameters(), 3e-2)
@@ -156,7 +156,7 @@ def test_labels_that_the_model_shifts_are_refused_with_a_way_out(kind: type) -> 
     assert check.accuracy_model == 1.0
 
 
-def test_models_that_do_not_shift_are_left_in_peace() -> None:
+def test_models_that_do_not_shift_labels_are_accepted() -> None:
     batch = sentences()
     nb.LossProjectedPosterior(Tagger(0).to(batch["labels"].device), prior_precision=100.0).fit(
         [batch], 5, progress=False

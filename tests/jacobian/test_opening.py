@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randint, randn
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.opening import OutputSums, open_data
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, Regression
+from support.drawing import randint, randn
 
 N = 640  # ten times what is evaluated at a time on a CPU, and a few times what a GPU evaluates
 GENERATOR = torch.Generator().manual_seed(0)

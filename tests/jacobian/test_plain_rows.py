@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from jacobian.layer_table import randint, randn
-from models import ATTENTION, CLASSIFICATION, Attention, jacobian
 from nullbayes.errors import ModelError
 from nullbayes.jacobian import routes
+from support.layer_table import randint, randn
+from support.models import ATTENTION, CLASSIFICATION, Attention, jacobian
 
 
 class Gained(nn.Module):
@@ -28,7 +28,7 @@ class Gained(nn.Module):
 
 
 @pytest.mark.parametrize(("width", "route"), [(3, "vmap(jacrev)"), (4, "by layers (89% of the parameters)")])
-def test_a_second_way_is_taken_only_where_half_the_columns_are_factors(width: int, route: str) -> None:
+def test_rows_by_layers_and_vmap_are_mixed_only_where_layers_cover_half_the_columns(width: int, route: str) -> None:
     model, x, y = Gained(width).double(), randn(5, 3, 2), randint(3, 5)  # 12 + 4, and 15 or 20 in the head
     rows = nb.OutputJacobian(model, [(x, y)])
     assert rows.route == route
@@ -47,7 +47,7 @@ class Unbatchable(nn.Module):
         return h.tanh() if float(h.detach().abs().sum()) >= 0 else h
 
 
-def test_a_network_that_vmap_does_not_know_has_rows() -> None:
+def test_a_network_that_vmap_does_not_support_has_rows() -> None:
     model, (x, y) = Unbatchable().double(), CLASSIFICATION.data()
     with torch.inference_mode():
         entries = nb.OutputJacobian(model, [(x, y)]).dense()
@@ -98,7 +98,7 @@ class Shared(nn.Module):
 @pytest.mark.parametrize(
     ("fold", "route"), [("", "by layers (100%"), ("all in one", "vmap(jacrev)"), ("first", "vmap(jacrev)")]
 )
-def test_what_all_examples_share_has_rows_of_its_own(fold: str, route: str) -> None:
+def test_parameters_used_once_for_all_examples_have_the_right_rows(fold: str, route: str) -> None:
     torch.manual_seed(0)
     model, x = Shared(fold).double(), randn(5, 3, 2)
     rows = nb.OutputJacobian(model, [(x, torch.zeros(5, dtype=torch.long))])
@@ -138,7 +138,7 @@ class Sine(nn.Module):
         return self.head(WrongForward.apply(self.body(x)))
 
 
-def test_forward_mode_that_is_wrong_is_not_used() -> None:
+def test_a_wrong_forward_mode_is_not_used() -> None:
     torch.manual_seed(0)
     model, (x, y) = Sine().double(), CLASSIFICATION.data()
     posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit([(x, y)], 2, progress=False)
@@ -149,7 +149,7 @@ def test_forward_mode_that_is_wrong_is_not_used() -> None:
         nb.OutputJacobian(model, [(x, y)], storage="matrix_free")
 
 
-def test_rows_that_vmap_has_wrong_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_vmap_computes_wrongly_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = Attention(3).double(), CLASSIFICATION.data(ATTENTION)
     right = routes.vmap
 

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from cube import Cube
-from drawing import randn
-from models import CLASSIFICATION, MODELS, Model, Slow, call, jacobian
 from nullbayes.errors import ModelError
 from nullbayes.jacobian import products
 from nullbayes.jacobian.batches import map_leaves
 from nullbayes.jacobian.network import Network
+from support.cube import Cube
+from support.drawing import randn
+from support.models import CLASSIFICATION, MODELS, Model, Slow, call, jacobian
 
-each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-OF_MODELS = {case.name: case for case in MODELS}
+each_model = pytest.mark.parametrize("case", MODELS.values(), ids=lambda case: case.name)
 TOLERANCE = {torch.float64: {}, torch.float32: {"rtol": 1e-4, "atol": 1e-5}}
 FEW, MANY = 4, 5  # vectors: with three outputs, forward mode is less work up to four
 
@@ -59,14 +58,14 @@ def test_output_rows_of_every_network(case: Model, dtype: torch.dtype) -> None:
     [("batchnorm", MANY, True), ("batchnorm", FEW, False), ("residual", 50, False)],
     ids=["fewer outputs than vectors", "hardly fewer", "not wholly by layers"],
 )
-def test_rows_are_formed_where_they_are_less_work(name: str, n_vectors: int, cheaper: bool) -> None:
-    case = OF_MODELS[name]
+def test_rows_are_formed_where_that_is_less_work_than_forward_mode(name: str, n_vectors: int, cheaper: bool) -> None:
+    case = MODELS[name]
     network, (x, _) = Network(case.build()), CLASSIFICATION.data(case)
     assert products._rows_are_cheaper(network, x, n_vectors) is cheaper
 
 
 def test_rows_that_do_not_fit_in_memory_are_not_formed() -> None:
-    case = OF_MODELS["batchnorm"]
+    case = MODELS["batchnorm"]
     network, (x, _) = Network(case.build()), CLASSIFICATION.data(case)
     assert products._rows_are_cheaper(network, x, MANY)
     products._layer_rows(network, x).working_bytes = 1000
@@ -74,8 +73,10 @@ def test_rows_that_do_not_fit_in_memory_are_not_formed() -> None:
 
 
 @pytest.mark.parametrize(("n_vectors", "sizes"), [(FEW, {3, 1}), (MANY, {2, 1})], ids=["products", "rows"])
-def test_memory_does_not_decide_the_answer(n_vectors: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    case = OF_MODELS["batchnorm"]
+def test_the_result_does_not_depend_on_the_chunk_size(
+    n_vectors: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = MODELS["batchnorm"]
     network, (x, _) = Network(case.build()), CLASSIFICATION.data(case, n=7)
     vectors = vectors_for(network, n_vectors)
     whole, entries = products.linearized(network, x, vectors), products.output_rows(network, x)
@@ -108,7 +109,7 @@ class BackwardOnly(nn.Module):
 
 @pytest.mark.parametrize("n_vectors", [FEW, MANY])
 @pytest.mark.parametrize("gain", [False, True], ids=["by layers", "with a rest"])
-def test_a_network_without_forward_mode_has_predictions(gain: bool, n_vectors: int) -> None:
+def test_a_network_without_forward_mode_can_predict(gain: bool, n_vectors: int) -> None:
     model, (x, _) = BackwardOnly(gain=gain).double(), CLASSIFICATION.data()
     network = Network(model)
     vectors = vectors_for(network, n_vectors)
@@ -117,7 +118,7 @@ def test_a_network_without_forward_mode_has_predictions(gain: bool, n_vectors: i
     torch.testing.assert_close(changes, torch.einsum("nop,sp->sno", jacobian(model, x), vectors))
 
 
-def test_a_posterior_of_a_network_without_forward_mode() -> None:
+def test_a_posterior_works_without_forward_mode() -> None:
     data = CLASSIFICATION.data()
     posterior = nb.ProjectedPosterior(BackwardOnly(gain=True).double()).fit([data], 3, progress=False)
     spread = posterior.predict(data[0]).variance.max()
@@ -136,7 +137,7 @@ class Depth(nn.Module):
         return h if x.ndim == 2 else self.layer(h).sum(1)
 
 
-def test_inputs_of_another_kind_than_the_first() -> None:
+def test_inputs_of_another_shape_than_the_first_are_linearized() -> None:
     model, generator = Depth().double(), torch.Generator().manual_seed(6)
     network = Network(model)
     vectors = vectors_for(network, 8)
@@ -172,7 +173,7 @@ class AtZero(nn.Module):
         return self.head((self.hidden(x) + rounding).relu())
 
 
-def test_a_relu_at_zero_is_not_taken_for_coupled() -> None:
+def test_a_relu_at_zero_is_not_taken_for_coupled_examples() -> None:
     network, x = Network(AtZero(0.0).double()), randn(40, 4, generator=torch.Generator().manual_seed(0)).double()
     _ = products.output_rows(network, x[:8])  # the route is found on few
     rows = products.output_rows(network, x)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drawing import randn
 from nullbayes.errors import InputError
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.routes import Attempts
 from nullbayes.jacobian.row_builder import RowBuilder
+from support.drawing import randn
 
 
 def failing(text: str) -> Callable[[], str]:

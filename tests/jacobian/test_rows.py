@@ -10,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from models import (
+from nullbayes.errors import LikelihoodError, ModelError, SettingsError
+from nullbayes.linalg.held import HeldBlock, StreamedBlock
+from nullbayes.types import Storage
+from support.drawing import randn
+from support.models import (
     BATCHNORM,
     CLASSIFICATION,
     CUSTOM,
@@ -28,11 +31,8 @@ from models import (
     loss_jacobian,
     with_parameters,
 )
-from nullbayes.errors import LikelihoodError, ModelError, SettingsError
-from nullbayes.linalg.held import HeldBlock, StreamedBlock
-from nullbayes.types import Storage
 
-each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+each_model = pytest.mark.parametrize("case", MODELS.values(), ids=lambda case: case.name)
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 each_storage = pytest.mark.parametrize("storage", ["recompute", "parts", "matrix_free", "kept", "host"])
 
@@ -138,7 +138,7 @@ def test_layers_are_used_where_they_can_be(case: Model, kind: str) -> None:
 
 
 def test_share_by_layers_is_that_of_the_parameters() -> None:
-    model = MODELS[8].build()  # called twice: 30 of 73 are in the layer that is
+    model = MODELS["called twice"].build()  # called twice: 30 of 73 are in the layer that is
     assert nb.OutputJacobian(model, [CLASSIFICATION.data()]).route == "by layers (59% of the parameters)"
     assert nb.OutputJacobian(model, [CLASSIFICATION.data()], storage="matrix_free").route == "jvp and vjp"
 
@@ -149,7 +149,7 @@ def test_unknown_storage_is_refused() -> None:
 
 
 @each_model
-def test_kept_bytes_are_those_of_the_tensors_held(case: Model) -> None:
+def test_kept_bytes_match_the_tensors_held(case: Model) -> None:
     rows = nb.OutputJacobian(case.build(), [CLASSIFICATION.data(case)])
     kept = rows.keep()
     tensors = [value for piece in kept.pieces for value in vars(piece).values() if isinstance(value, Tensor)]
@@ -223,7 +223,7 @@ def test_rows_are_the_same_wherever_a_plan_wants_them(case: Model, storage: Stor
     assert rows.costs("half").held_bytes <= rows.costs().held_bytes
 
 
-def test_one_example_is_enough() -> None:
+def test_rows_of_a_single_example_work() -> None:
     model, (x, y) = MLP.build(), CLASSIFICATION.data(n=1)
     torch.testing.assert_close(nb.OutputJacobian(model, [(x, y)]).dense(), jacobian(model, x)[0])
 
@@ -241,7 +241,7 @@ class Options(nn.Module):
         return h.tanh() if squash else h
 
 
-def test_values_without_examples_are_passed_on() -> None:
+def test_options_in_a_batch_are_passed_to_the_model() -> None:
     model, (x, y) = Options(), CLASSIFICATION.data()
     options = {"scale": torch.tensor(2.0, dtype=torch.float64), "squash": True}
     data = [{"x": cut_x, **options, "labels": cut_y} for cut_x, cut_y in batches(x, y, (3, 2))]
@@ -310,14 +310,14 @@ def test_a_network_that_cannot_be_copied_is_used_as_it_is() -> None:
 )
 @each_storage
 def test_parameters_choose_the_columns(parameters: Any, names: list[str], storage: str) -> None:
-    model, (x, y) = MODELS[12].build(), CLASSIFICATION.data()  # frozen
+    model, (x, y) = MODELS["frozen"].build(), CLASSIFICATION.data()  # frozen
     rows = opened(nb.OutputJacobian, storage, model, [(x, y)], parameters=parameters)
     check_against(rows, jacobian(model, x, names).flatten(0, 1), rows_per_example=3)
 
 
 @pytest.mark.parametrize("parameters", ["words.weight", "left.bias", lambda name, _: "weight" in name])
-def test_parameters_of_mixed_layers(parameters: Any) -> None:
-    case = MODELS[10]  # named inputs
+def test_parameters_can_be_chosen_in_layers_with_and_without_rules(parameters: Any) -> None:
+    case = MODELS["named inputs"]  # named inputs
     model, (x, y) = case.build(), CLASSIFICATION.data(case)
     names = [n for n, _ in model.named_parameters() if n == parameters or (callable(parameters) and "weight" in n)]
     rows = nb.OutputJacobian(model, [(x, y)], parameters=parameters)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
-from models import jacobian
 from nullbayes.linalg.pieces import DensePiece, OuterPiece
+from support.models import jacobian
 
 X, Y = torch.tensor([[0, 1, 1], [4, 2, 0], [3, 3, 3], [1, 0, 4]]), torch.tensor([0, 1, 2, 4])
 
@@ -62,7 +62,7 @@ def test_gram_and_normal_matrices_hold_the_products_of_both_shares(kind: type[nb
 
 
 @pytest.mark.parametrize("options", [{"twice": True}, {"elsewhere": True}], ids=str)
-def test_a_shared_weight_with_a_use_that_no_rule_covers_goes_by_vmap(options: dict[str, bool]) -> None:
+def test_a_shared_weight_with_a_use_that_no_rule_covers_uses_vmap(options: dict[str, bool]) -> None:
     model = build(**options)
     rows = nb.OutputJacobian(model, [(X, Y)])
     assert rows.route == "vmap(jacrev)"

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, get_worker_info
 
 import nullbayes as nb
-from drawing import randperm
-from models import CLASSIFICATION, MLP, MODELS, batches
 from nullbayes.errors import DataError
 from nullbayes.jacobian import data as data_module
 from nullbayes.jacobian.data import Examples
+from support.drawing import randperm
+from support.models import CLASSIFICATION, MLP, MODELS, batches
 
 DEVICE = torch.get_default_device()
 X, Y = CLASSIFICATION.data(n=23)
@@ -74,7 +74,7 @@ def test_a_sweep_is_one_pass(size: int) -> None:
     assert loader.yielded == 3 * len(SIZES)
 
 
-def test_reads_that_skip_or_overlap_go_on() -> None:
+def test_reads_that_skip_or_overlap_continue_the_same_pass() -> None:
     loader = Reread()
     examples = streamed(loader)
     for start, stop in ((0, 3), (2, 5), (4, 6), (5, 9), (8, 12), (11, 13), (18, 20), (19, 23)):
@@ -100,7 +100,7 @@ def test_a_block_that_is_held_is_read_once() -> None:
 
 
 @pytest.mark.parametrize(("size", "most"), [(1, 3), (5, 4), (23, 7)])
-def test_few_batches_are_in_memory(size: int, most: int) -> None:
+def test_only_few_batches_are_in_memory(size: int, most: int) -> None:
     alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
     peak = 0
 
@@ -123,7 +123,7 @@ def test_few_batches_are_in_memory(size: int, most: int) -> None:
     assert len(alive) <= 2
 
 
-def test_what_fits_is_held_and_read_twice_only() -> None:
+def test_data_that_fit_in_memory_are_read_only_twice() -> None:
     loader = Reread()
     examples = Examples(loader, None, DEVICE)
     for _ in range(3):
@@ -184,7 +184,7 @@ def test_a_change_is_caught_in_the_pass_in_which_it_happens(change: Callable[[],
 
 
 @pytest.mark.parametrize(("change", "fragment"), CHANGED.values(), ids=CHANGED)
-def test_after_an_error_a_pass_begins_anew(change: Callable[[], Any], fragment: str) -> None:
+def test_a_pass_starts_over_after_an_error(change: Callable[[], Any], fragment: str) -> None:
     examples = streamed(Reread(lambda times: change() if times == 2 else batches(X, Y, SIZES)))
     check_all(examples, 4)
     with pytest.raises(DataError, match=fragment):
@@ -292,7 +292,7 @@ def test_a_fit_over_streamed_data_gives_the_same_directions(
 
 
 def test_named_inputs_are_streamed() -> None:
-    case = MODELS[10]
+    case = MODELS["named inputs"]
     x, y = CLASSIFICATION.data(case, n=9)
     examples = Examples(batches(x, y, (4, 3, 2)), None, DEVICE, held_bytes=0)
     for start, stop in ((0, 5), (3, 9)):

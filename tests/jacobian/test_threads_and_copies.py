@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-import zoo
-from jacobian.layer_table import build, randn
-from models import CLASSIFICATION, MLP, Slow, jacobian
 from nullbayes.jacobian.network import Network
 from nullbayes.precision import differentiable, plain_recurrence, uncompiled
+from support import zoo
+from support.layer_table import build, randn
+from support.models import CLASSIFICATION, MLP, Slow, jacobian
 
 
 def test_threads_share_a_network() -> None:

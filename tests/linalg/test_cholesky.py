@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawing import matrix_from_singular_values, randn
-from limited import limited
 from nullbayes.linalg.spectral import cholesky_, cholesky_solve
+from support.drawing import matrix_from_singular_values, randn
+from support.limited import limited
 
 
 def positive(n: int, dtype: torch.dtype = torch.float64, condition: float = 9.0) -> Tensor:
@@ -34,7 +34,7 @@ def test_solves_in_the_place_of_the_matrix(
 
 @pytest.mark.parametrize("panel", [3, 16, 64])
 @pytest.mark.parametrize("condition", [1e4, 1e8, 1e12])
-def test_inverted_blocks_lose_no_more_than_substitution(
+def test_inverted_blocks_are_as_accurate_as_substitution(
     condition: float, panel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Backward error, which is what the residual of a projection sees: of the size of eps, whatever the condition."""
@@ -58,7 +58,7 @@ def test_only_the_lower_triangle_is_read(n: int, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("where", [0, 3, 4, 5, 11, 20])
-def test_indefinite_matrix_is_found_wherever_it_is(where: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indefinite_block_is_found_wherever_it_is(where: int, monkeypatch: pytest.MonkeyPatch) -> None:
     limited(monkeypatch, panel_columns=4)
     matrix = positive(21)
     assert cholesky_(matrix.clone())

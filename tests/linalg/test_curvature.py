@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import ConvergenceWarning, NullBayesError
 from nullbayes.linalg.curvature import (
     Curvature,
@@ -25,6 +24,7 @@ from nullbayes.linalg.curvature import (
     lanczos_pairs,
     nystrom_pairs,
 )
+from support.drawing import randn
 
 P, ALPHAS = 12, (0.05, 1.0, 30.0)
 
@@ -110,7 +110,7 @@ def test_a_spectrum_far_above_the_precision_does_not_break_float32(alpha: float)
     torch.testing.assert_close(curvature.variance(new.float(), alpha).double(), wanted, rtol=1e-2, atol=0)
 
 
-def test_products_without_numbers_are_no_answer() -> None:
+def test_solve_stops_with_a_warning_where_products_overflow() -> None:
     curvature = MatrixFree(nb.DenseRows(TALL.float()), 3, seeded())
     curvature.rows = nb.DenseRows(1e25 * TALL.float())  # whose squares overflow
     with pytest.warns(ConvergenceWarning, match="where rounding in float32 lets it go no further"):
@@ -135,7 +135,7 @@ def test_log_determinants_are_those_of_the_dense_matrix(case: Case, alpha: float
 
 
 @each_case
-def test_a_precision_can_be_set_and_set_back(case: Case) -> None:
+def test_sampling_at_another_precision_leaves_no_trace(case: Case) -> None:
     curvature = case.make()
     noise = normal(3, curvature.noise_size, seed=5)
     first = curvature.sample(noise, 1.0)
@@ -145,7 +145,7 @@ def test_a_precision_can_be_set_and_set_back(case: Case) -> None:
 
 
 @each_case
-def test_float32_is_enough(case: Case) -> None:
+def test_float32_curvatures_match_float64(case: Case) -> None:
     curvature = {
         "diagonal": lambda: Diagonal(WIDE[0].square().float()),
         "low rank": lambda: LowRank(BASIS.float(), VALUES),
@@ -201,7 +201,7 @@ def test_eigenpairs_come_closer_as_the_rank_grows(find: Callable[..., LowRank]) 
     assert errors[0] > errors[1] > errors[2]
 
 
-def test_too_few_steps_are_said() -> None:
+def test_too_few_steps_cause_a_warning() -> None:
     curvature = MatrixFree(nb.DenseRows(normal(50, 40)), 1, seeded(), rtol=1e-12, max_steps=2)
     with pytest.warns(ConvergenceWarning, match="larger prior_precision"):
         curvature.sample(normal(2, 90), 1e-3)

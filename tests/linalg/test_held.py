@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from layouts import MIXTURES, gaussian, layout
-from limited import limited
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.pieces import OuterPiece
+from support.layouts import MIXTURES, gaussian, layout
+from support.limited import limited
 
 N, OUTPUTS = 7, 3
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["32", "64"])
@@ -24,7 +24,7 @@ def near(dtype: torch.dtype) -> dict[str, float]:
 
 @dtypes
 @every_mixture
-def test_products_are_those_of_the_matrix(kind: str, dtype: torch.dtype) -> None:
+def test_products_match_the_dense_matrix(kind: str, dtype: torch.dtype) -> None:
     found = layout(kind, order=1, dtype=dtype)
     rows, expected = found.rows(), found.matrix
     right, left = gaussian(4, expected.shape[1], seed=3, dtype=dtype), gaussian(4, N * OUTPUTS, seed=4, dtype=dtype)
@@ -65,7 +65,7 @@ def test_blocks_can_be_cut_between_any_two_examples(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("examples", "outputs"), [(700, 3), (3, 700), (2100, 1)])
-def test_gram_matrix_larger_than_a_tile(examples: int, outputs: int) -> None:
+def test_gram_matrix_larger_than_a_tile_is_right(examples: int, outputs: int) -> None:
     piece = OuterPiece(gaussian(examples, 2), gaussian(examples, outputs, 2, seed=1), 0, 4)
     n_rows = examples * outputs
     rows = HeldRows(
@@ -97,7 +97,7 @@ def test_blocks_are_views() -> None:
         (torch.tensor([[float("inf")]]), "NaN or Inf"),
     ],
 )
-def test_matrix_that_makes_no_rows_is_refused(matrix: Tensor, match: str) -> None:
+def test_matrix_that_cannot_be_rows_is_refused(matrix: Tensor, match: str) -> None:
     with pytest.raises(SettingsError, match=match):
         nb.DenseRows(matrix)
 
@@ -150,7 +150,7 @@ def test_block_formed_in_parts_is_the_block(
     torch.testing.assert_close(block.gram(torch.float32).double(), whole @ whole.T, rtol=1e-4, atol=1e-4)
 
 
-def test_parts_are_formed_once_a_product_and_two_at_a_time_for_a_gram_matrix() -> None:
+def test_parts_are_formed_once_per_product_and_in_pairs_for_a_gram_matrix() -> None:
     formed: list[slice] = []
     block = streamed(layout("weight and bias").rows(), 2, formed)  # four parts
     block.mv(gaussian(1, 25))
@@ -163,7 +163,7 @@ def test_parts_are_formed_once_a_product_and_two_at_a_time_for_a_gram_matrix() -
 # --- approximations ---
 
 
-def test_rows_in_half_precision_name_those_they_stand_for() -> None:
+def test_rows_in_half_precision_refer_to_their_full_precision_rows() -> None:
     matrix = gaussian(6, 4).float()
     true = nb.DenseRows(matrix)
     assert true.reference is true

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import matrix_from_singular_values, randn
 from nullbayes.linalg.lanczos import krylov_basis, spectral_quadrature
 from nullbayes.testing import kernel_projector
+from support.drawing import matrix_from_singular_values, randn
 
 
 def seeded(seed: int = 0) -> torch.Generator:

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import rand
-from layouts import MIXTURES, gaussian, layout
-from limited import limited
 from nullbayes.linalg.held import HeldBlock, HeldRows
 from nullbayes.linalg.normal import normal_matrix
+from support.drawing import rand
+from support.layouts import MIXTURES, gaussian, layout
+from support.limited import limited
 
 every_mixture = pytest.mark.parametrize("kind", MIXTURES)
 
@@ -36,7 +36,7 @@ def assert_normal(result: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("order", range(4))
 @pytest.mark.parametrize("outputs", [1, 3])
 @every_mixture
-def test_it_is_that_of_the_entries(kind: str, outputs: int, order: int, dtype: torch.dtype) -> None:
+def test_normal_matrix_matches_the_dense_matrix(kind: str, outputs: int, order: int, dtype: torch.dtype) -> None:
     found = layout(kind, outputs=outputs, order=order, dtype=dtype)
     rows, scale = found.rows(), weights(len(found.matrix))
     assert_normal(normal_matrix(rows), weighted(found.matrix, None))
@@ -63,14 +63,14 @@ def test_rows_that_are_zero_stay_zero(kind: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 7])
 @every_mixture
-def test_one_example_and_more(kind: str, n: int) -> None:
+def test_normal_matrix_is_right_for_one_example_and_more(kind: str, n: int) -> None:
     found = layout(kind, n=n, order=1)
     assert_normal(normal_matrix(found.rows(), weights(3 * n)), weighted(found.matrix, weights(3 * n)))
 
 
 @pytest.mark.parametrize("block_rows", [3, 6, 9])
 @every_mixture
-def test_blocks_add_up(kind: str, block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_normal_matrices_of_blocks_add_up(kind: str, block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HeldRows, "rows_per_normal_pass", block_rows)
     found = layout(kind, order=2)
     assert_normal(normal_matrix(found.rows(), weights(21)), weighted(found.matrix, weights(21)))
@@ -78,7 +78,7 @@ def test_blocks_add_up(kind: str, block_rows: int, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("room", [1, 2000])
 @every_mixture
-def test_examples_are_taken_some_at_a_time(kind: str, room: int) -> None:
+def test_normal_matrix_is_summed_over_chunks_of_examples(kind: str, room: int) -> None:
     found = layout(kind, order=3)
     rows = found.rows()
     rows.working_bytes = room
@@ -101,7 +101,7 @@ def test_columns_that_no_piece_has_are_zero() -> None:
     assert not result[:, empty].any()
 
 
-def test_rows_known_by_products_have_one_too() -> None:
+def test_matrix_free_rows_have_a_normal_matrix() -> None:
     matrix = gaussian(9, 5)
     rows = nb.MatrixFreeRows(
         lambda v, where: v @ matrix[where].T, lambda u, where: u @ matrix[where], n_rows=9, n_columns=5,
@@ -112,26 +112,26 @@ def test_rows_known_by_products_have_one_too() -> None:
 
 @pytest.mark.parametrize("outputs", [1, 3])
 @every_mixture
-def test_lengths_are_those_of_the_rows(kind: str, outputs: int) -> None:
+def test_norms_match_the_rows(kind: str, outputs: int) -> None:
     found = layout(kind, outputs=outputs, order=1, dtype=torch.float32)
     lengths = found.rows().lengths()
     assert lengths.dtype == torch.float64
     torch.testing.assert_close(lengths, found.matrix.norm(dim=1), rtol=1e-12, atol=0)
 
 
-def test_lengths_are_found_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_are_computed_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HeldRows, "rows_per_pass", 6)
     found = layout("everything")
     torch.testing.assert_close(found.rows().lengths(), found.matrix.norm(dim=1), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
-def test_lengths_whose_squares_leave_float32_are_found(size: float) -> None:
+def test_norms_whose_squares_overflow_float32_are_right(size: float) -> None:
     matrix = (size * gaussian(3, 5)).float()
     torch.testing.assert_close(nb.DenseRows(matrix).lengths(), matrix.double().norm(dim=1), rtol=1e-12, atol=0)
 
 
-def test_factors_of_a_block_are_its_rows() -> None:
+def test_factors_of_a_block_multiply_to_its_rows() -> None:
     found = layout("everything", order=1)
     block = found.rows().block(3, 12)
     assert isinstance(block, HeldBlock)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from layouts import MIXTURES, gaussian, layout
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece, normal_flops
+from support.layouts import MIXTURES, gaussian, layout
 
 N, OUTPUTS = 7, 3
 every_mixture = pytest.mark.parametrize("kind", MIXTURES)
@@ -52,7 +52,7 @@ def test_pieces_are_filled_a_range_at_a_time(kind: str) -> None:
 
 
 @every_mixture
-def test_pieces_lie_where_they_are_sent(kind: str) -> None:
+def test_pieces_can_be_moved_to_a_device(kind: str) -> None:
     for piece in layout(kind).pieces:
         here = piece.to(torch.device("cpu"))
         assert type(here) is type(piece)

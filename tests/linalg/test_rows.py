@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.held import HeldRows
 from nullbayes.linalg.pieces import DensePiece
 from nullbayes.linalg.rows import Block, Rows
 from nullbayes.projectors import Alternating, ExactDual, Krylov
 from nullbayes.testing import kernel_projector
+from support.drawing import randn
 
 
 class Counted(Rows):
@@ -59,7 +59,7 @@ def matrix_free(matrix: Tensor, block_rows: int | None = None) -> nb.MatrixFreeR
     cut_short=st.booleans(),
     block_rows=st.integers(1, 9_000),
 )
-def test_cuts_hold_each_row_once_in_order(examples: int, each: int, cut_short: bool, block_rows: int) -> None:
+def test_blocks_hold_each_row_once_in_order(examples: int, each: int, cut_short: bool, block_rows: int) -> None:
     n_rows = max(1, examples * each - (each // 2 if cut_short else 0))  # the last example may be incomplete
     cuts = Counted(n_rows, each).cuts(block_rows)
     assert [stop for _, stop in cuts[:-1]] == [start for start, _ in cuts[1:]]
@@ -85,7 +85,7 @@ def test_empty_blocks_are_refused(block_rows: int) -> None:
         Counted(10, 1).cuts(block_rows)
 
 
-def test_costs_of_plain_rows() -> None:
+def test_costs_of_dense_rows_are_counted() -> None:
     rows = Counted(7, 1)
     costs = rows.costs()
     assert costs.gram_flops == costs.product_flops == 20
@@ -99,7 +99,7 @@ def test_costs_of_plain_rows() -> None:
 
 
 @pytest.mark.parametrize("n_rows", [1, 30, 5000])  # the last is walked in two steps
-def test_walking_through_the_rows_misses_none(n_rows: int) -> None:
+def test_products_of_many_rows_miss_none(n_rows: int) -> None:
     matrix = gaussian(n_rows, 9)
     rows = HeldRows([DensePiece(matrix, 0)], n_rows=n_rows, n_columns=9, like=matrix)
     right, left = gaussian(3, 9, seed=1), gaussian(3, n_rows, seed=2)
@@ -192,7 +192,7 @@ def test_products_that_are_not_each_others_transpose_are_refused(jvp: Any, vjp: 
 
 
 @pytest.mark.parametrize("projector", [ExactDual(), Krylov(Alternating(block_rows=2))], ids=["dual", "krylov"])
-def test_products_in_another_precision_are_taken_in_that_of_the_rows(projector: Any) -> None:
+def test_products_are_cast_to_the_dtype_of_the_rows(projector: Any) -> None:
     rows = nb.MatrixFreeRows(
         lambda v, rows: forward(v.double(), rows), lambda u, rows: back(u.double(), rows), n_rows=6, n_columns=9,
         dtype=torch.float32, device=MATRIX.device,
@@ -208,7 +208,7 @@ def test_products_are_compared_in_full_precision() -> None:
             matrix_free(matrix)
 
 
-def test_integers_multiply_no_vectors() -> None:
+def test_integer_dtypes_are_refused() -> None:
     with pytest.raises(SettingsError, match=r"not torch.int32: pass dtype=torch.float64"):
         nb.MatrixFreeRows(forward, back, n_rows=6, n_columns=9, dtype=torch.int32)
 

@@ -7,10 +7,10 @@ import torch
 from scipy.linalg import hadamard
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.lanczos import lanczos_process
 from nullbayes.linalg.sketch import Sketch, hadamard_
+from support.drawing import randn
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -21,7 +21,7 @@ def sketch(n_columns: int, size: int, seed: int) -> Sketch:
     return Sketch(n_columns, size, seed, torch.get_default_device())
 
 
-def test_the_transform_is_that_of_hadamard() -> None:
+def test_the_transform_is_the_hadamard_matrix() -> None:
     vectors = normal(3, 16)
     matrix = torch.as_tensor(hadamard(16), dtype=torch.float64) / 4
     torch.testing.assert_close(hadamard_(vectors.clone()), vectors @ matrix.to(vectors.device))
@@ -34,7 +34,7 @@ def test_a_sketch_of_full_size_is_orthogonal(columns: int) -> None:
     torch.testing.assert_close(image @ image.T, torch.eye(columns, dtype=torch.float64))
 
 
-def test_lengths_are_kept_the_better_the_larger_the_sketch() -> None:
+def test_larger_sketches_preserve_norms_better() -> None:
     vectors = torch.zeros(40, 1000, dtype=torch.float64)
     vectors[:, :3] = normal(40, 3)  # few entries: a plain choice of entries would see nothing of them
     vectors[0] = 1.0  # a single entry after the transform, but for the signs
@@ -45,7 +45,7 @@ def test_lengths_are_kept_the_better_the_larger_the_sketch() -> None:
     assert errors[2] < 1e-12
 
 
-def test_the_seed_decides_and_sizes_are_checked() -> None:
+def test_the_seed_determines_the_sketch_and_sizes_are_checked() -> None:
     vectors = normal(2, 20)
     assert torch.equal(sketch(20, 6, 3)(vectors), sketch(20, 6, 3)(vectors))
     assert not torch.allclose(sketch(20, 6, 3)(vectors), sketch(20, 6, 4)(vectors))
@@ -88,7 +88,7 @@ def test_more_steps_than_the_rank_stay_in_the_row_space(dtype: torch.dtype, seed
     assert float(torch.linalg.svdvals(ritz @ rows.to(dtype)).min()) > 0.5
 
 
-def test_lanczos_vectors_of_nothing_are_none() -> None:
+def test_lanczos_of_zero_rows_returns_no_vectors() -> None:
     found = lanczos_process(
         nb.DenseRows(torch.zeros(3, 4, dtype=torch.float64)), 3, torch.Generator().manual_seed(0), lambda k, v: None
     )

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from drawing import matrix_from_singular_values, rand, randn
 from nullbayes.errors import NullBayesError
 from nullbayes.linalg.spectral import (
     GramFactor,
@@ -16,6 +15,7 @@ from nullbayes.linalg.spectral import (
     relative_cutoff,
 )
 from nullbayes.testing import kernel_projector
+from support.drawing import matrix_from_singular_values, rand, randn
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -102,7 +102,7 @@ def test_singular_values_below_rounding_count_as_zero() -> None:
     assert exact(matrix).rank == 5
 
 
-def test_rounding_of_float32_rows_is_no_rank() -> None:
+def test_rounding_of_float32_rows_does_not_count_as_rank() -> None:
     matrix = matrix_from_singular_values([1.0] * 12 + [3e-7] * 8, 20, 60, seeded())
     gram = matrix @ matrix.T
     assert factor_exact(lambda: gram.clone(), relative_cutoff(20, torch.float32)).rank == 12
@@ -157,7 +157,7 @@ def test_float32_factor_contracts_too() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_matrix_without_numbers_is_refused_instead_of_shifted_for_ever(value: float) -> None:
+def test_nan_matrix_is_refused(value: float) -> None:
     gram = torch.eye(3, dtype=torch.float64)
     gram[1, 1] = value
     for factor in (
@@ -172,7 +172,7 @@ def test_matrix_without_numbers_is_refused_instead_of_shifted_for_ever(value: fl
 # --- truncation ---
 
 
-def test_leading_keeps_the_fewest_that_hold_all_but_a_third_of_the_tolerance() -> None:
+def test_leading_keeps_the_fewest_eigenvectors_that_meet_a_third_of_the_tolerance() -> None:
     values = torch.tensor([0.0, 1e-8, 1e-6, 1.0, 1.0]).double()  # ascending; a sum of about 2
     even = torch.ones(5).double()
     for rtol, start in [(1e-5, 1), (1e-3, 2), (1e-2, 3), (0.9, 3)]:

@@ -8,9 +8,9 @@ import torch
 
 import nullbayes as nb
 from nullbayes.projectors import Projector
-from paper import oracle
-from paper.fitting import EXACT, name_of, projected
-from paper.networks import Trained, classifier, regressor
+from support.paper import oracle
+from support.paper.fitting import EXACT, name_of, projected
+from support.paper.networks import Trained, classifier, regressor
 
 NEGLIGIBLE = 1e-16  # of the variance that unprojected noise has
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from nullbayes.errors import CollapseWarning
 from nullbayes.projectors import ExactPrimal, Projector
-from paper import oracle
-from paper.fitting import EXACT, name_of, projected
-from paper.networks import Trained, classifier, gaussian, mlp, regressor, squared_error, underparametrized
+from support.paper import oracle
+from support.paper.fitting import EXACT, name_of, projected
+from support.paper.networks import Trained, classifier, gaussian, mlp, regressor, squared_error, underparametrized
 
 networks = pytest.mark.parametrize("network", [classifier, regressor], ids=name_of)
 exact_projectors = pytest.mark.parametrize("projector", EXACT, ids=name_of)

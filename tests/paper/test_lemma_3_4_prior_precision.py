@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from nullbayes.projectors import Projector
-from paper import oracle
-from paper.fitting import EXACT, loss_projected, name_of, projected
-from paper.networks import Trained, classifier, regressor
+from support.paper import oracle
+from support.paper.fitting import EXACT, loss_projected, name_of, projected
+from support.paper.networks import Trained, classifier, regressor
 
 optimize = pytest.importorskip("scipy.optimize")
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from paper import oracle
-from paper.fitting import name_of, projected
-from paper.networks import Trained, classifier, regressor, underparametrized
+from support.paper import oracle
+from support.paper.fitting import name_of, projected
+from support.paper.networks import Trained, classifier, regressor, underparametrized
 
 linalg = pytest.importorskip("scipy.linalg")
 

@@ -14,9 +14,9 @@ import torch
 import nullbayes as nb
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating
-from paper import oracle
-from paper.networks import classifier, gaussian
-from paper.oracle import Matrix
+from support.paper import oracle
+from support.paper.networks import classifier, gaussian
+from support.paper.oracle import Matrix
 
 # --- what is printed, what holds, what is measured ---
 

@@ -10,9 +10,18 @@ from torch import nn
 
 import nullbayes as nb
 from nullbayes.projectors import Projector
-from paper import oracle
-from paper.fitting import EXACT, loss_projected, name_of
-from paper.networks import Trained, classifier, gaussian, mlp, regressor, squared_error, train, underparametrized
+from support.paper import oracle
+from support.paper.fitting import EXACT, loss_projected, name_of
+from support.paper.networks import (
+    Trained,
+    classifier,
+    gaussian,
+    mlp,
+    regressor,
+    squared_error,
+    train,
+    underparametrized,
+)
 
 
 @cache

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import nullbayes as nb
-from paper import oracle
-from paper.fitting import loss_projected, name_of
-from paper.networks import Trained, classifier, gaussian, regressor
+from support.paper import oracle
+from support.paper.fitting import loss_projected, name_of
+from support.paper.networks import Trained, classifier, gaussian, regressor
 
 networks = pytest.mark.parametrize("network", [classifier, regressor], ids=name_of)
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from paper import oracle
-from paper.fitting import projected
-from paper.networks import regressor
+from support.paper import oracle
+from support.paper.fitting import projected
+from support.paper.networks import regressor
 
 
 def test_samples_have_the_stated_mean_and_covariance() -> None:

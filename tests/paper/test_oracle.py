@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import nullbayes as nb
-from paper.fitting import name_of
-from paper.networks import Trained, classifier, regressor, underparametrized
+from support.paper.fitting import name_of
+from support.paper.networks import Trained, classifier, regressor, underparametrized
 
 
 @pytest.mark.parametrize("network", [classifier, regressor, underparametrized], ids=name_of)

@@ -8,11 +8,11 @@ from torch import nn
 import nullbayes as nb
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, Krylov
-from paper import oracle
-from paper.networks import regressor
+from support.paper import oracle
+from support.paper.networks import regressor
 
 
-def test_krylov_goes_on_while_its_residual_only_pauses() -> None:
+def test_krylov_continues_while_its_residual_only_pauses() -> None:
     """The residual of conjugate gradients need not fall at every step: here it pauses from sweep 4 to 18."""
     rows = regressor().jacobian
     projector = Krylov(Alternating(block_rows=13), rtol=1e-9)

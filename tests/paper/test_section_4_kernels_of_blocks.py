@@ -6,9 +6,9 @@ import torch
 
 import nullbayes as nb
 from nullbayes.projectors import Alternating, ExactDual, Krylov, Projector
-from paper import oracle
-from paper.fitting import EXACT, name_of
-from paper.networks import classifier, gaussian, regressor
+from support.paper import oracle
+from support.paper.fitting import EXACT, name_of
+from support.paper.networks import classifier, gaussian, regressor
 
 
 def blocks_of(rows: oracle.Matrix, size: int) -> list[oracle.Matrix]:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from drawing import randperm
 from nullbayes import metrics
-from paper.probabilities import predictions
+from support.drawing import randperm
+from support.paper.probabilities import predictions
 
 # confidence, NLL, accuracy, Brier, ECE as printed
 TABLE_2 = {

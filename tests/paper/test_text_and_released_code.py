@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from drawing import randn
 from nullbayes import metrics
-from paper import oracle
-from paper.fitting import projected
-from paper.networks import classifier
-from paper.probabilities import predictions
+from support.drawing import randn
+from support.paper import oracle
+from support.paper.fitting import projected
+from support.paper.networks import classifier
+from support.paper.probabilities import predictions
 
 
 def test_a_dropped_tail_keeps_its_variance() -> None:

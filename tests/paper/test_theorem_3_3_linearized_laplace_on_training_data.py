@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from paper import oracle
-from paper.fitting import name_of, projected
-from paper.networks import Trained, classifier, gaussian, mlp, regressor, squared_error, underparametrized
+from support.paper import oracle
+from support.paper.fitting import name_of, projected
+from support.paper.networks import Trained, classifier, gaussian, mlp, regressor, squared_error, underparametrized
 
 each_alpha = pytest.mark.parametrize("alpha", [1e-4, 1e-2, 1.0, 1e2, 1e4])
 independent_rows = pytest.mark.parametrize("network", [classifier, regressor], ids=name_of)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import DataError, InputError, LikelihoodError, SettingsError
+from support.drawing import randn
 
 G = torch.Generator().manual_seed(0)
 X = randn(40, 3, generator=G)
@@ -63,13 +63,13 @@ def test_arrays_take_the_precision_of_the_network_and_tensors_keep_theirs() -> N
         nb.plan(network(2), [(X.double(), LABELS)])
 
 
-def test_a_first_batch_that_the_network_cannot_take_is_described() -> None:
+def test_a_first_batch_that_the_network_cannot_take_is_described_in_the_error() -> None:
     for ask in (lambda: fitted(X[:, :2], LABELS), lambda: nb.plan(network(2), (X[:, :2], LABELS))):
         with pytest.raises(InputError, match=r"failed on the first batch, inputs of shape \(n, 2\).*: mat1 and mat2"):
             ask()
 
 
-def test_counts_and_targets_are_told_apart() -> None:
+def test_fit_distinguishes_the_number_of_samples_from_targets() -> None:
     assert fitted((X, LABELS), 7).n_samples == 7
     assert fitted(X, LABELS, 7).n_samples == 7
     with pytest.raises(DataError, match="not a list"):
@@ -82,12 +82,12 @@ def test_counts_and_targets_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", [nb.baselines.MAP, nb.baselines.LastLayerLaplace])
-def test_rivals_take_arrays_too(kind: type) -> None:
+def test_baselines_accept_arrays(kind: type) -> None:
     posterior = kind(network(2)).fit(array(X), array(LABELS), progress=False)
     assert torch.equal(posterior.predict(array(X)).mean, posterior.predict(X).mean)
 
 
-def test_intervals_hold_the_noise() -> None:
+def test_intervals_include_the_noise() -> None:
     posterior = fitted(X, NUMBERS, 30, likelihood="regression", outputs=1)
     prediction = posterior.predict(X[:9])
     lower, upper = prediction.interval(0.8)
@@ -103,7 +103,7 @@ def test_intervals_hold_the_noise() -> None:
         fitted(X, LABELS).predict(X).interval()
 
 
-def test_predictions_can_be_taken_elsewhere() -> None:
+def test_predictions_convert_to_numpy_pandas_and_json() -> None:
     prediction = fitted(X, LABELS).predict(X[:5])
     arrays = prediction.to_numpy()
     assert set(arrays) == {"mean", "variance", "std", "probs", "samples"}
@@ -115,7 +115,7 @@ def test_predictions_can_be_taken_elsewhere() -> None:
     assert (table[["prob_0", "prob_1"]].max(axis=1) == table["probability"]).all()
 
 
-def test_labels_are_no_classes_in_a_table() -> None:
+def test_multilabel_tables_have_one_column_per_label() -> None:
     targets = torch.stack([LABELS, LABELS, 1 - LABELS], 1)
     prediction = fitted(X, targets, likelihood="multilabel", outputs=3).predict(X[:6])
     table = prediction.to_pandas()
@@ -133,7 +133,7 @@ def test_a_table_keeps_its_index() -> None:
     np.testing.assert_allclose(table["std"].to_numpy(), array(found.std)[:, 0])
 
 
-def test_inputs_and_targets_are_taken_everywhere() -> None:
+def test_methods_accept_inputs_and_targets_or_say_how_to_pass_them() -> None:
     posterior = fitted(X, LABELS)
     assert posterior.check_fit(X, LABELS) == posterior.check_fit([(X, LABELS)])
     assert posterior.release().prepare(X, LABELS).extend(1).n_samples == 31
@@ -147,7 +147,7 @@ def test_inputs_and_targets_are_taken_everywhere() -> None:
 
 
 @pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior])
-def test_an_output_that_is_constant_does_no_harm(kind: type) -> None:
+def test_a_constant_output_does_not_break_a_fit(kind: type) -> None:
     class Constant(nn.Module):
         def __init__(self) -> None:
             super().__init__()

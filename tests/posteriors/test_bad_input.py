@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
-from models import BATCHNORM, CLASSIFICATION, MLP, Task, call
 from nullbayes.errors import (
     DataError,
     InputError,
@@ -21,7 +20,8 @@ from nullbayes.errors import (
     NullBayesError,
     SettingsError,
 )
-from posteriors.fitting import DATA, X, Y, attempt, each_kind
+from support.models import BATCHNORM, CLASSIFICATION, MLP, Task, call
+from support.posterior_fits import DATA, X, Y, attempt, each_kind
 
 # --- settings ---------------------------------------------------------------------------------------------------------
 
@@ -80,7 +80,7 @@ def test_wrong_prior_precisions_are_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("make", [np.float32, np.float64, np.int64, torch.tensor, int], ids=lambda m: m.__name__)
-def test_numbers_come_from_anywhere(make: Callable[[int], Any]) -> None:
+def test_numbers_may_be_of_any_numeric_type(make: Callable[[int], Any]) -> None:
     for kind in (nb.ProjectedPosterior, nb.baselines.DiagonalLaplace):
         posterior = kind(MLP.build(), prior_precision=make(3))
         assert posterior.fit(DATA, np.int64(4), progress=False).prior_precision == 3.0
@@ -122,12 +122,14 @@ CALLS_REFUSED = {
 
 @pytest.mark.parametrize(("ask", "error", "fragment"), CALLS_REFUSED.values(), ids=CALLS_REFUSED)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_wrong_questions_are_refused(ask: Callable[[Any], Any], error: type[NullBayesError], fragment: str) -> None:
+def test_wrong_arguments_of_queries_are_refused(
+    ask: Callable[[Any], Any], error: type[NullBayesError], fragment: str
+) -> None:
     with pytest.raises(error, match=fragment):
         ask(attempt())
 
 
-def test_an_advised_projector_is_not_refused_for_the_memory_of_another() -> None:
+def test_the_projector_that_a_memory_error_advises_is_accepted() -> None:
     """The message about memory points to Lanczos: it must then be taken."""
     refused = []
     for little in range(4 * 51 * 8, 2**20, 4 * 51 * 8):  # room for samples, then for more
@@ -176,12 +178,12 @@ BEFORE_FIT = {
 
 @pytest.mark.parametrize("ask", BEFORE_FIT.values(), ids=BEFORE_FIT)
 @each_kind
-def test_fit_comes_first(kind: type, ask: Callable[[Any], Any]) -> None:
+def test_methods_before_fit_are_refused(kind: type, ask: Callable[[Any], Any]) -> None:
     with pytest.raises(NotFittedError, match=r"call fit\(loader\) first"):
         ask(kind(MLP.build()))
 
 
-def test_evaluation_in_training_mode_that_moves_running_statistics_is_noticed() -> None:
+def test_running_statistics_changed_after_fit_are_noticed() -> None:
     task: Task = CLASSIFICATION
     model, (x, y) = BATCHNORM.build(), task.data(BATCHNORM, n=4)
     posterior = nb.ProjectedPosterior(model).fit([(x, y)], 4, progress=False)

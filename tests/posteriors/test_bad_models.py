@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
-from models import BATCHNORM, CLASSIFICATION, MLP, NoGradBody, batches, vectors
 from nullbayes.errors import (
     LikelihoodError,
     ModelError,
 )
-from posteriors.fitting import DATA, X, Y, attempt, each_kind
+from support.models import BATCHNORM, CLASSIFICATION, MLP, NoGradBody, batches, vectors
+from support.posterior_fits import DATA, X, Y, attempt, each_kind
 
 
 def double(*layers: nn.Module) -> nn.Module:
@@ -94,7 +94,7 @@ def test_unusable_models_are_refused(kind: type, make: Callable[[], Any], fragme
 
 @pytest.mark.parametrize(("function", "fragment"), FUNCTIONS_REFUSED.values(), ids=FUNCTIONS_REFUSED)
 @each_kind
-def test_models_that_answer_unusably_are_refused(kind: type, function: Callable[[Tensor], Any], fragment: str) -> None:
+def test_models_with_unusable_outputs_are_refused(kind: type, function: Callable[[Tensor], Any], fragment: str) -> None:
     posterior = kind(Wrapped(function))
     with pytest.raises(ModelError, match=fragment):
         posterior.fit(DATA, 4, progress=False)

@@ -14,10 +14,10 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from files import rewritten
 from nullbayes.errors import FileError
 from nullbayes.posteriors.checkpoint import Checkpoint
-from posteriors.checkpoints import fit, interrupted, left, seeded
+from support.checkpoint_fits import fit_in_sweeps, interrupted, left, seeded
+from support.posterior_files import rewritten
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning"),
@@ -44,7 +44,7 @@ def test_a_made_up_header_is_refused_and_the_file_kept(change: Callable[[dict[st
     interrupted(tmp_path / "fit")
     before = rewritten(tmp_path / "fit", lambda tensors, header: change(header)).read_bytes()
     with pytest.raises(FileError, match=r"was altered since it was written: delete it, or pass another path"):
-        fit(checkpoint=tmp_path / "fit")
+        fit_in_sweeps(checkpoint=tmp_path / "fit")
     assert (tmp_path / "fit").read_bytes() == before
 
 
@@ -55,14 +55,14 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoint, "load", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with contextlib.suppress(KeyboardInterrupt):
-            fit(checkpoint=path, generator=seeded())
+            fit_in_sweeps(checkpoint=path, generator=seeded())
     return path
 
 
 @pytest.fixture(scope="module")
 def whole() -> torch.Tensor:
     """The directions of a fit that nobody interrupted."""
-    directions: torch.Tensor = fit(generator=seeded()).directions
+    directions: torch.Tensor = fit_in_sweeps(generator=seeded()).directions
     return directions
 
 
@@ -90,7 +90,7 @@ def test_a_field_of_any_json_is_refused_or_does_not_matter(
 
     path = rewritten(Path(shutil.copy(begun, begun.with_name("changed"))), change)
     try:
-        posterior = fit(checkpoint=path)
+        posterior = fit_in_sweeps(checkpoint=path)
     except FileError:
         assert path.exists()
     else:
@@ -102,7 +102,7 @@ def test_a_checkpoint_of_another_version_is_refused_and_kept(version: int, advic
     interrupted(tmp_path / "fit")
     before = rewritten(tmp_path / "fit", lambda _, header: header.update(format_version=version)).read_bytes()
     with pytest.raises(FileError, match=f"format version {version}.*{advice}.*To fit anew, delete it"):
-        fit(checkpoint=tmp_path / "fit")
+        fit_in_sweeps(checkpoint=tmp_path / "fit")
     assert (tmp_path / "fit").read_bytes() == before
 
 
@@ -121,11 +121,11 @@ def test_a_checkpoint_is_never_run(tmp_path: Path) -> None:
     for contents in (pickle.dumps(Trap(witness)), pickle.dumps({"counts": Trap(witness)}, protocol=0)):
         path.write_bytes(contents)
         with pytest.raises(FileError, match="not a checkpoint file"):
-            fit(checkpoint=path)
+            fit_in_sweeps(checkpoint=path)
         assert path.read_bytes() == contents
     torch.save({"counts": Trap(witness)}, path)
     with pytest.raises(FileError, match="not a checkpoint file"):
-        fit(checkpoint=path)
+        fit_in_sweeps(checkpoint=path)
     assert left(tmp_path) == ["fit"]
     torch.load(path, weights_only=False)
     assert witness.exists()  # it would have

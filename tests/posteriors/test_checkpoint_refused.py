@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP, batches
 from nullbayes import io
 from nullbayes.errors import FileError
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.projectors import Alternating, ExactDual, Krylov
-from posteriors.checkpoints import KRYLOV, fit, interrupted, left, seeded
+from support.checkpoint_fits import KRYLOV, fit_in_sweeps, interrupted, left, seeded
+from support.models import CLASSIFICATION, MLP, batches
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning"),
@@ -73,22 +73,22 @@ def test_the_checkpoint_of_another_fit_is_refused_and_kept(
     interrupted(tmp_path / "fit")
     before = (tmp_path / "fit").read_bytes()
     with pytest.raises(FileError, match=f"belongs to another fit: .*{fragment}.*delete the file, or pass another path"):
-        fit(**change(), checkpoint=tmp_path / "fit")
+        fit_in_sweeps(**change(), checkpoint=tmp_path / "fit")
     assert (tmp_path / "fit").read_bytes() == before
     assert left(tmp_path) == ["fit"]
 
 
-def test_a_base_distribution_is_known_again(tmp_path: Path) -> None:
+def test_a_checkpoint_checks_the_base_distribution(tmp_path: Path) -> None:
     interrupted(tmp_path / "fit", base=scaled)
     before = (tmp_path / "fit").read_bytes()
     with pytest.raises(FileError, match="another noise"):
-        fit(base=lambda n, generator: 2 * scaled(n, generator), checkpoint=tmp_path / "fit")
+        fit_in_sweeps(base=lambda n, generator: 2 * scaled(n, generator), checkpoint=tmp_path / "fit")
     assert (tmp_path / "fit").read_bytes() == before
-    resumed = fit(base=scaled, checkpoint=tmp_path / "fit")
-    assert torch.equal(resumed.directions, fit(base=scaled, generator=seeded()).directions)
+    resumed = fit_in_sweeps(base=scaled, checkpoint=tmp_path / "fit")
+    assert torch.equal(resumed.directions, fit_in_sweeps(base=scaled, generator=seeded()).directions)
 
 
-def test_another_loss_of_ones_own_is_seen_in_the_rows(tmp_path: Path) -> None:
+def test_a_changed_custom_loss_is_noticed_by_its_rows(tmp_path: Path) -> None:
     def fit_loss(power: float) -> Any:
         def loss(outputs: Tensor, targets: Tensor) -> Tensor:
             return outputs.abs().pow(power).sum(1) + targets
@@ -116,7 +116,7 @@ def test_another_loss_of_ones_own_is_seen_in_the_rows(tmp_path: Path) -> None:
 
 def test_the_batches_that_the_data_come_in_do_not_matter(tmp_path: Path) -> None:
     interrupted(tmp_path / "fit")
-    fit(data=batches(*CLASSIFICATION.data(n=12), (5, 5, 2)), checkpoint=tmp_path / "fit", generator=seeded())
+    fit_in_sweeps(data=batches(*CLASSIFICATION.data(n=12), (5, 5, 2)), checkpoint=tmp_path / "fit", generator=seeded())
     assert left(tmp_path) == []
 
 
@@ -124,12 +124,12 @@ def test_the_batches_that_the_data_come_in_do_not_matter(tmp_path: Path) -> None
 
 
 def test_a_posterior_is_not_overwritten(tmp_path: Path) -> None:
-    posterior = fit()
+    posterior = fit_in_sweeps()
     posterior.save(tmp_path / "file")
     before = (tmp_path / "file").read_bytes()
     for projector in (KRYLOV, ExactDual(), "auto"):
         with pytest.raises(FileError, match="holds a posterior, not a checkpoint: pass another path"):
-            fit(projector, checkpoint=tmp_path / "file")
+            fit_in_sweeps(projector, checkpoint=tmp_path / "file")
     assert (tmp_path / "file").read_bytes() == before
     assert torch.equal(nb.load(tmp_path / "file", MLP.build()).directions, posterior.directions)
 
@@ -141,18 +141,18 @@ def test_a_truncated_checkpoint_is_refused_and_kept(keep: float, tmp_path: Path)
     cut = whole[: int(keep * len(whole)) if isinstance(keep, float) else keep % len(whole)]
     (tmp_path / "fit").write_bytes(cut)
     with pytest.raises(FileError, match=r"not a checkpoint file, or it is truncated.*delete it, or pass another path"):
-        fit(checkpoint=tmp_path / "fit")
+        fit_in_sweeps(checkpoint=tmp_path / "fit")
     assert (tmp_path / "fit").read_bytes() == cut
 
 
 @pytest.mark.parametrize("share", [0.4, 0.7, 0.999])
-def test_a_single_bit_is_seen(share: float, tmp_path: Path) -> None:
+def test_a_single_flipped_bit_is_noticed(share: float, tmp_path: Path) -> None:
     interrupted(tmp_path / "fit")
     contents = bytearray((tmp_path / "fit").read_bytes())
     contents[int(share * len(contents))] ^= 1
     (tmp_path / "fit").write_bytes(contents)
     with pytest.raises(FileError, match=r"altered.*delete it, or pass another path"):
-        fit(checkpoint=tmp_path / "fit")
+        fit_in_sweeps(checkpoint=tmp_path / "fit")
 
 
 @pytest.mark.parametrize("key", ["kind", "problem", "seed", "memory"])
@@ -162,4 +162,4 @@ def test_a_header_that_lacks_something_is_refused(key: str, tmp_path: Path) -> N
     del header[key]
     io.save(tmp_path / "fit", tensors, header)
     with pytest.raises(FileError, match=r"altered|not a checkpoint"):
-        fit(checkpoint=tmp_path / "fit")
+        fit_in_sweeps(checkpoint=tmp_path / "fit")

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.errors import CollapseWarning, NullBayesWarning, UnderfitWarning
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov
+from support.models import CLASSIFICATION, MLP
 
 LINE = torch.linspace(-1, 1, 60, dtype=torch.float64)[:, None]
 LABELS = (LINE[:, 0] * 3).sin().gt(0.3).long() + LINE[:, 0].gt(0).long()
@@ -64,7 +64,7 @@ def test_an_iterative_projector_estimates_what_is_left(trained: nn.Module) -> No
 
 
 @pytest.mark.parametrize("projector", [ExactPrimal(), ExactDual()], ids=["primal", "dual"])
-def test_a_collapse_is_said_aloud(projector: nb.projectors.Projector) -> None:
+def test_a_collapsed_posterior_causes_a_warning(projector: nb.projectors.Projector) -> None:
     """60 generic inputs determine all 51 parameters: exactly nothing is left."""
     data = [CLASSIFICATION.data(n=60)]
     posterior = nb.ProjectedPosterior(MLP.build())
@@ -92,7 +92,7 @@ def test_the_advice_of_the_warning_helps() -> None:
 
 
 @pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior])
-def test_a_precision_far_too_small_is_said_aloud(kind: type, trained: nn.Module) -> None:
+def test_a_precision_far_too_small_causes_a_warning(kind: type, trained: nn.Module) -> None:
     loose = Krylov(Alternating(block_rows=60), rtol=0.3)
     with pytest.warns(UnderfitWarning, match=r"outputs vary by .* their own spread of .*prior_precision"):
         posterior = kind(trained, prior_precision=1e-6).fit(CROWDED, 8, projector=loose, progress=False)

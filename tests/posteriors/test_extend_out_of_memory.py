@@ -16,7 +16,17 @@ import nullbayes as nb
 from nullbayes.errors import SettingsError
 from nullbayes.memory import is_out_of_memory
 from nullbayes.projectors import Alternating, ExactDual, Krylov
-from posteriors.starving import DATA, Hungry, Plain, fed, fit, in_a_process, on_linux, problem, starve
+from support.memory_shortage import (
+    DATA,
+    Hungry,
+    Plain,
+    fed,
+    fit_with_projector,
+    in_a_process,
+    on_linux,
+    problem,
+    starve,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 
@@ -26,7 +36,7 @@ MORE = 40  # 4 MiB a copy of the vectors
 
 def fitted() -> Any:
     model, data = problem()
-    return fit(model, [(data[0][0][:60], data[0][1][:60])], "auto")
+    return fit_with_projector(model, [(data[0][0][:60], data[0][1][:60])], "auto")
 
 
 def starved(place: str) -> None:
@@ -72,11 +82,11 @@ def opened(name: str) -> tuple[Any, Hungry]:
     kind, rows, projector, *_ = CASES[name]
     model = Plain().failing_at(0)
     little = rows(model, DATA).costs().held_bytes
-    return fit(model, DATA, projector, kind=kind, n_samples=2, memory_limit=little), model.failing_at(0)
+    return fit_with_projector(model, DATA, projector, kind=kind, n_samples=2, memory_limit=little), model.failing_at(0)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_allocation_that_fails_does_not_end_it(name: str) -> None:
+def test_extend_recovers_from_a_failed_allocation(name: str) -> None:
     whole = opened(name)[0].extend(3, progress=False)
     calls = Hungry.calls
     assert calls
@@ -95,7 +105,7 @@ def test_an_allocation_that_fails_does_not_end_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_where_nothing_helps_the_earlier_samples_stay(name: str) -> None:
+def test_a_failed_extension_keeps_the_earlier_samples(name: str) -> None:
     (posterior, model), x, released = opened(name), DATA[0][0], CASES[name][-1]
     report, before = posterior.report, posterior.predict(x).samples
     model.failing_at(1, 10**9)

@@ -12,7 +12,7 @@ import pytest
 import nullbayes as nb
 from nullbayes.posteriors.header import Amount, Count, Notes, fields_of
 from nullbayes.posteriors.measured import REPORT, Measured, from_header, merged
-from posteriors.fitting import each_kind, fit
+from support.posterior_fits import each_kind, fit_mlp
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 
@@ -25,7 +25,7 @@ def test_report_and_file_have_the_fields_of_what_was_measured() -> None:
 
 @each_kind
 def test_a_header_gives_back_what_was_measured(kind: type) -> None:
-    measured = fit(kind, n_samples=3)._measured
+    measured = fit_mlp(kind, n_samples=3)._measured
     stored = json.loads(json.dumps(measured.to_dict()))
     assert all(REPORT[name](value) for name, value in stored.items())
     assert from_header(stored) == measured
@@ -33,7 +33,7 @@ def test_a_header_gives_back_what_was_measured(kind: type) -> None:
 
 @each_kind
 def test_samples_that_are_merged_are_those_of_one_fit(kind: type) -> None:
-    whole, first = fit(kind, n_samples=7)._measured, fit(kind, n_samples=3)
+    whole, first = fit_mlp(kind, n_samples=7)._measured, fit_mlp(kind, n_samples=3)
     three = first._measured
     seven = first.extend(4, progress=False)._measured
     assert seven.residual == pytest.approx(whole.residual)

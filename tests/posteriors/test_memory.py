@@ -171,7 +171,7 @@ def products_in_place(_sum: Any, left: Any, right: Any, **_: Any) -> int:
         ("cnn", 150, "output", Krylov),
     ],
 )
-def test_operations_are_those_that_are_done(name: str, n: int, kind: str, method: type) -> None:
+def test_planned_operations_match_the_operations_done(name: str, n: int, kind: str, method: type) -> None:
     model, data = problem(name, n)
     plan = nb.plan(model, data, n_samples=20, memory_limit="4GB", loss=kind == "loss", tolerance=0.1)
     assert (type(plan.projector), plan.storage) == (method, "device")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
-from models import CLASSIFICATION, MLP, flat_parameters, jacobian, loss_jacobian
 from nullbayes.testing import kernel_projector
+from support.drawing import randn
+from support.models import CLASSIFICATION, MLP, flat_parameters, jacobian, loss_jacobian
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -56,7 +56,7 @@ def test_covariance_is_the_projector_over_the_precision(fitted: tuple) -> None:
     check_covariance(deviations(posterior), projector / 2.5)
 
 
-def test_samples_are_normal_in_the_kernel_and_nothing_outside(fitted: tuple) -> None:
+def test_samples_are_normal_in_the_null_space_and_zero_outside(fitted: tuple) -> None:
     posterior, projector = fitted
     values, vectors = torch.linalg.eigh(projector)
     inside, outside = vectors[:, values > 0.5], vectors[:, values < 0.5]
@@ -67,7 +67,7 @@ def test_samples_are_normal_in_the_kernel_and_nothing_outside(fitted: tuple) -> 
     assert stats.kstest(squares.cpu().numpy(), "chi2", args=(inside.shape[1],)).pvalue > 1e-3
 
 
-def test_samples_do_not_depend_on_their_neighbours(fitted: tuple) -> None:
+def test_samples_are_uncorrelated_with_their_neighbours(fitted: tuple) -> None:
     posterior, projector = fitted
     directions, dimension = posterior.directions, float(projector.trace())
     for lag in (1, 2, 17):
@@ -83,7 +83,7 @@ def test_predictions_have_the_moments_of_the_linear_map(fitted: tuple) -> None:
     check_covariance(samples, rows @ projector @ rows.T / 2.5)
 
 
-def test_another_base_keeps_its_covariance_inside_the_kernel() -> None:
+def test_another_base_keeps_its_covariance_inside_the_null_space() -> None:
     scale = torch.linspace(0.1, 3, 51, dtype=torch.float64)
 
     def base(n: int, generator: torch.Generator) -> Tensor:

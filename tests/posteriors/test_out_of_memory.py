@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.jacobian.row_builder import RowBuilder
@@ -26,7 +25,18 @@ from nullbayes.memory import is_out_of_memory
 from nullbayes.posteriors import checkpoint
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.projectors import Alternating, ExactDual, Krylov, Lanczos
-from posteriors.starving import DATA, Hungry, Plain, fit, forked, in_a_process, on_linux, problem, starve
+from support.drawing import randn
+from support.memory_shortage import (
+    DATA,
+    Hungry,
+    Plain,
+    fit_with_projector,
+    forked,
+    in_a_process,
+    on_linux,
+    problem,
+    starve,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 
@@ -47,13 +57,13 @@ def starved(folder: Path) -> None:
     model, data = problem()
     few = [(data[0][0][:4], data[0][1][:4])]
     for projector in ("auto", Krylov(), Krylov(Alternating(block_rows=10)), ExactDual(), Lanczos()):  # libraries load
-        fit(model, few, projector, n_samples=2)
+        fit_with_projector(model, few, projector, n_samples=2)
 
     def work(name: str) -> None:
         projector, mib, _ = STARVED[name]
         starve(mib)
         try:
-            posterior = fit(model, data, projector, memory_limit="4GB")
+            posterior = fit_with_projector(model, data, projector, memory_limit="4GB")
         except nb.errors.SettingsError as error:
             found = {"error": str(error), "known": is_out_of_memory(error.__cause__)}
         else:
@@ -71,7 +81,7 @@ def starved(folder: Path) -> None:
 
         Checkpoint.save = deadly
         starve(STARVED["a smaller plan"][1])
-        fit(model, data, "auto", memory_limit="4GB", checkpoint=folder / "checkpoint")
+        fit_with_projector(model, data, "auto", memory_limit="4GB", checkpoint=folder / "checkpoint")
 
     def from_direct_to_iterative() -> None:
         checkpoint._EVERY, save, seen = 0.0, Checkpoint.save, set[bool]()
@@ -83,7 +93,9 @@ def starved(folder: Path) -> None:
         Checkpoint.save = spy
         starve(6)
         less = [(data[0][0][:49], data[0][1][:49])]
-        report = fit(model, less, "auto", n_samples=2, memory_limit="4GB", checkpoint=folder / "direct").report
+        report = fit_with_projector(
+            model, less, "auto", n_samples=2, memory_limit="4GB", checkpoint=folder / "direct"
+        ).report
         (folder / "direct.json").write_text(json.dumps({**report.to_dict(), "stored": list(seen)}))
 
     assert forked(from_direct_to_iterative) == 0
@@ -102,7 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @on_linux
 @pytest.mark.cpu
 @pytest.mark.parametrize("name", STARVED)
-def test_too_little_memory_makes_a_smaller_fit_or_a_sentence(name: str, folder: Path) -> None:
+def test_too_little_memory_gives_a_smaller_fit_or_an_error_with_advice(name: str, folder: Path) -> None:
     found, expected = json.loads((folder / f"{name}.json").read_text()), STARVED[name][2]
     if "error" in found:
         assert expected in found["error"]
@@ -118,10 +130,10 @@ def test_too_little_memory_makes_a_smaller_fit_or_a_sentence(name: str, folder: 
 
 @on_linux
 @pytest.mark.cpu
-def test_a_killed_fit_that_had_run_out_of_memory_resumes_bit_by_bit(folder: Path) -> None:
+def test_a_killed_fit_that_had_run_out_of_memory_resumes_bit_for_bit(folder: Path) -> None:
     model, data = problem()
     starved = nb.load(folder / "a smaller plan.posterior", model)
-    resumed = fit(model, data, "auto", memory_limit="4GB", checkpoint=folder / "checkpoint")
+    resumed = fit_with_projector(model, data, "auto", memory_limit="4GB", checkpoint=folder / "checkpoint")
     assert resumed.report.notes == starved.report.notes
     assert torch.equal(resumed.directions, starved.directions)
     assert not (folder / "checkpoint").exists()
@@ -129,7 +141,7 @@ def test_a_killed_fit_that_had_run_out_of_memory_resumes_bit_by_bit(folder: Path
 
 @on_linux
 @pytest.mark.cpu
-def test_a_fit_that_comes_to_need_a_checkpoint_has_one_and_removes_it(folder: Path) -> None:
+def test_a_fit_that_becomes_iterative_starts_and_removes_a_checkpoint(folder: Path) -> None:
     found = json.loads((folder / "direct.json").read_text())
     assert (found["projector"], len(found["notes"]), found["stored"]) == ("Krylov", 1, [True])  # 490 rows: ExactDual
     assert not (folder / "direct").exists()
@@ -141,20 +153,22 @@ def starved_gpu() -> None:
 
     model, data = larger("lenet", 2000)
     model, data = model.cuda(), [(x.cuda(), y.cuda()) for x, y in data]
-    fit(model, [(data[0][0][:4], data[0][1][:4])], "auto", n_samples=2)
+    fit_with_projector(model, [(data[0][0][:4], data[0][1][:4])], "auto", n_samples=2)
     planned = nb.plan(model, data, 8, "20GB", tolerance=0.1).peak_bytes
     torch.cuda.empty_cache()
     whole = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.4 * planned) / whole)
-    print(json.dumps(fit(model, data, "auto", memory_limit="20GB").report.to_dict()))
+    print(json.dumps(fit_with_projector(model, data, "auto", memory_limit="20GB").report.to_dict()))
     try:
-        fit(model, data, ExactDual(), memory_limit="20GB")  # 20,000 rows: 3 GiB for their Gram matrix alone
+        fit_with_projector(
+            model, data, ExactDual(), memory_limit="20GB"
+        )  # 20,000 rows: 3 GiB for their Gram matrix alone
     except nb.errors.SettingsError as error:
         print(json.dumps({"error": str(error), "cause": type(error.__cause__).__name__}))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_too_little_memory_of_a_gpu_makes_a_smaller_fit_or_a_sentence() -> None:
+def test_too_little_gpu_memory_gives_a_smaller_fit_or_an_error_with_advice() -> None:
     found, refused = (json.loads(line) for line in in_a_process(__file__, "starve a gpu").splitlines()[-2:])
     assert "memory ran out where" in found["notes"][0]
     assert found["converged"]
@@ -183,7 +197,9 @@ def form_plainly(model: nn.Module) -> Any:
 
 @pytest.mark.parametrize("work", [form_rows, linearize, form_plainly])
 @pytest.mark.parametrize("kind", [Hungry, Plain])
-def test_no_other_way_is_taken_because_memory_ran_out(kind: type[Hungry], work: Callable[[nn.Module], Any]) -> None:
+def test_out_of_memory_errors_are_not_taken_for_unsupported_routes(
+    kind: type[Hungry], work: Callable[[nn.Module], Any]
+) -> None:
     model = kind().failing_at(0)
     work(model)
     calls = Hungry.calls
@@ -205,11 +221,11 @@ def test_no_other_way_is_taken_because_memory_ran_out(kind: type[Hungry], work: 
 def test_an_allocation_that_fails_once_does_not_end_a_fit(kind: type, rows: type, projector: Any) -> None:
     model = Plain().failing_at(0)
     rows(model, DATA).costs()  # what has to be known before there is a plan
-    opening, whole = Hungry.calls, fit(model.failing_at(0), DATA, projector, kind=kind)
+    opening, whole = Hungry.calls, fit_with_projector(model.failing_at(0), DATA, projector, kind=kind)
     assert whole.report.notes == ()
     noted = []
     for call in range(opening + 1, Hungry.calls + 1):
-        posterior = fit(model.failing_at(call), DATA, projector, kind=kind)
+        posterior = fit_with_projector(model.failing_at(call), DATA, projector, kind=kind)
         noted += posterior.report.notes
         assert posterior.report.converged
         assert posterior.n_samples == 8
@@ -217,9 +233,9 @@ def test_an_allocation_that_fails_once_does_not_end_a_fit(kind: type, rows: type
 
 
 @pytest.mark.parametrize("pred_type", ["linearized", "sampled"])
-def test_predictions_go_on_with_half_of_the_inputs(pred_type: str) -> None:
+def test_predictions_continue_with_half_of_the_inputs(pred_type: str) -> None:
     model, x = Plain(), DATA[0][0]
-    posterior = fit(model, DATA, "auto")
+    posterior = fit_with_projector(model, DATA, "auto")
     model.failing_at(0)
     whole = posterior.predict(x, pred_type=pred_type).samples
     calls = Hungry.calls
@@ -247,7 +263,7 @@ def test_predictions_go_on_with_half_of_the_inputs(pred_type: str) -> None:
         (lambda: torch.zeros(2)[5], False),
     ],
 )
-def test_the_error_tells(action: Callable[[], Any], expected: bool) -> None:
+def test_out_of_memory_errors_are_recognized(action: Callable[[], Any], expected: bool) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - that is the question
         action()
     assert is_out_of_memory(caught.value) is expected

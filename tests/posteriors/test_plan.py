@@ -9,10 +9,10 @@ import pytest
 from torch import Tensor
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.errors import SettingsError
 from nullbayes.posteriors.plan import FitPlan, FitRequest, described, make_plan, shrink
 from nullbayes.projectors import Alternating, ExactDual, Krylov, Projection, Projector
+from support.models import CLASSIFICATION, MLP
 
 
 def request(projector: Any = "auto", n: int = 40) -> FitRequest:

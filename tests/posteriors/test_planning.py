@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.errors import DataError
 from nullbayes.projectors import choose
 from nullbayes.projectors.plan import _in_words
+from support.models import CLASSIFICATION, MLP
 
 N = 1000
 X, Y = CLASSIFICATION.data(n=N)
@@ -114,7 +114,7 @@ def test_short_loaders_are_counted_exactly() -> None:
     assert plan([(X[:5], Y[:5]), (X[5:7], Y[5:7])]).n_rows == 21
 
 
-def test_first_batches_may_hold_nothing_that_counts() -> None:
+def test_first_batches_may_hold_only_ignored_targets() -> None:
     targets = Y.clone()
     targets[:64] = -100
     found = plan(list(zip(X.split(16), targets.split(16), strict=True)))
@@ -141,7 +141,7 @@ def test_a_plan_is_plain_numbers_and_strings() -> None:
     [(0.2, "less than a second"), (12.3, "about 12 s"), (89.0, "about 89 s"), (180.0, "about 3 min"),
      (7300.0, "about 2 h"), (400000.0, "about 4.6 days")],
 )  # fmt: skip
-def test_time_is_told_in_words(seconds: float, words: str) -> None:
+def test_durations_are_printed_in_words(seconds: float, words: str) -> None:
     assert _in_words(seconds) == words
 
 

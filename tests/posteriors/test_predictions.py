@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
-from models import (
+from support.models import (
     CLASSIFICATION,
     MLP,
     MODELS,
@@ -23,7 +23,7 @@ from models import (
     loss_jacobian,
     with_parameters,
 )
-from posteriors.fitting import EXACT, X_NEW, averaged, each_kind, each_task, fit, probabilities
+from support.posterior_fits import EXACT, X_NEW, averaged, each_kind, each_task, fit_mlp, probabilities
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarnin
 @each_task
 @each_kind
 def test_predictions_are_the_linearized_network_at_the_samples(kind: type, task: Task) -> None:
-    posterior, model = fit(kind, task), MLP.build(task.outputs)
+    posterior, model = fit_mlp(kind, task), MLP.build(task.outputs)
     prediction = posterior.predict(X_NEW)
     change = torch.einsum("nop,sp->sno", jacobian(model, X_NEW), posterior.directions)
     change = (change - change.mean(0)) / math.sqrt(posterior.prior_precision)  # the mean is the network's own output
@@ -51,7 +51,7 @@ def test_predictions_are_the_linearized_network_at_the_samples(kind: type, task:
 
 @each_task
 def test_projected_samples_predict_the_training_data_as_the_network_does(task: Task) -> None:
-    posterior, (x, _) = fit(nb.ProjectedPosterior, task), task.data()
+    posterior, (x, _) = fit_mlp(nb.ProjectedPosterior, task), task.data()
     own = MLP.build(task.outputs)(x).detach()
     samples = posterior.predict(x).samples
     torch.testing.assert_close(samples, own.expand_as(samples), rtol=1e-9, atol=1e-9)
@@ -60,7 +60,7 @@ def test_projected_samples_predict_the_training_data_as_the_network_does(task: T
 
 @each_task
 def test_loss_projected_samples_keep_every_training_loss_to_first_order(task: Task) -> None:
-    posterior, (x, y) = fit(nb.LossProjectedPosterior, task), task.data()
+    posterior, (x, y) = fit_mlp(nb.LossProjectedPosterior, task), task.data()
     model = MLP.build(task.outputs)
     gradients = loss_jacobian(model, x, y, task)
     assert (gradients @ posterior.directions.T).abs().max() < 1e-10
@@ -85,13 +85,13 @@ def test_fit_returns_the_posterior_and_a_call_predicts(kind: type) -> None:
 def test_posteriors_and_predictions_print_on_one_line(kind: type) -> None:
     size = sum(parameter.numel() for parameter in MLP.build().parameters())
     assert repr(kind(MLP.build())) == f"{kind.__name__}(classification, {size} parameters)"
-    posterior = fit(kind)
+    posterior = fit_mlp(kind)
     assert repr(posterior) == f"{kind.__name__}(classification, {size} parameters, {posterior.n_samples} samples)"
     assert repr(posterior.predict(X_NEW)) == "Prediction(mean (4, 3), variance (4, 3), probs (4, 3), samples (5, 4, 3))"
 
 
 def test_inputs_come_in_every_form() -> None:
-    posterior = fit(nb.ProjectedPosterior)
+    posterior = fit_mlp(nb.ProjectedPosterior)
     targets = torch.zeros(4, dtype=torch.long)
     wanted = posterior.predict(X_NEW).samples
     for x in (
@@ -113,7 +113,7 @@ def test_inputs_come_in_every_form() -> None:
         )
 
 
-@pytest.mark.parametrize("case", [MODELS[10], MODELS[11]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [MODELS["named inputs"], MODELS["two inputs"]], ids=lambda case: case.name)
 def test_structured_inputs_come_alone_and_in_loaders(case: Any) -> None:
     x, y = CLASSIFICATION.data(case)
     posterior = nb.ProjectedPosterior(case.build()).fit(batches(x, y, (2, 3)), 3, projector=EXACT, progress=False)
@@ -124,7 +124,7 @@ def test_structured_inputs_come_alone_and_in_loaders(case: Any) -> None:
 
 @each_kind
 def test_fewer_samples_are_the_first_ones(kind: type) -> None:
-    posterior = fit(kind)
+    posterior = fit_mlp(kind)
     few, first = posterior.predict(X_NEW, n_samples=2), posterior.predict(X_NEW).samples[:2]
     torch.testing.assert_close(few.samples, few.mean + first - first.mean(0))
 
@@ -132,7 +132,7 @@ def test_fewer_samples_are_the_first_ones(kind: type) -> None:
 @each_task
 @each_kind
 def test_sampled_predictions_are_the_network_at_the_samples(kind: type, task: Task) -> None:
-    posterior, model = fit(kind, task), MLP.build(task.outputs)
+    posterior, model = fit_mlp(kind, task), MLP.build(task.outputs)
     theta = flat_parameters(model)
     wanted = [
         with_parameters(model, theta + v / posterior.prior_precision**0.5)(X_NEW).detach() for v in posterior.directions

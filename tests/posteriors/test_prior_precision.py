@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP, Task, flat_parameters
-from posteriors.fitting import EXACT, X_NEW, each_kind, each_task, fit, rows_of
+from support.models import CLASSIFICATION, MLP, Task, flat_parameters
+from support.posterior_fits import EXACT, X_NEW, each_kind, each_task, fit_mlp, rows_of
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarnin
 @each_task
 @each_kind
 def test_the_optimal_precision_is_rank_over_squared_norm(kind: type, task: Task) -> None:
-    posterior, rows = fit(kind, task), rows_of(kind, task)
+    posterior, rows = fit_mlp(kind, task), rows_of(kind, task)
     rank = int(torch.linalg.matrix_rank(rows))
     optimal = rank / float(flat_parameters(MLP.build(task.outputs)).square().sum())
     assert posterior.prior_precision == pytest.approx(optimal)
@@ -35,7 +35,7 @@ def test_the_optimal_precision_is_rank_over_squared_norm(kind: type, task: Task)
 def test_a_precision_can_be_given_at_the_start(value: float | str) -> None:
     posterior = nb.ProjectedPosterior(MLP.build(), prior_precision=value)
     posterior.fit([CLASSIFICATION.data()], 4, projector=EXACT, progress=False)
-    later = fit(nb.ProjectedPosterior)
+    later = fit_mlp(nb.ProjectedPosterior)
     later.prior_precision = value
     assert posterior.prior_precision == later.prior_precision
     posterior.extend(2, progress=False)
@@ -44,7 +44,7 @@ def test_a_precision_can_be_given_at_the_start(value: float | str) -> None:
 
 @each_kind
 def test_variance_is_inverse_to_the_precision(kind: type) -> None:
-    posterior = fit(kind)
+    posterior = fit_mlp(kind)
     posterior.prior_precision = 1.0
     one, exact, directions = (
         posterior.predict(X_NEW),

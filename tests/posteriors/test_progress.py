@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.posteriors.progress import Meter, Progress, duration, sweeps_left
+from support.models import CLASSIFICATION, MLP
 
 
 class Terminal(io.StringIO):
@@ -22,7 +22,7 @@ def residual(value: float) -> torch.Tensor:
     return torch.tensor([value / 3, value])
 
 
-def test_line_tells_sweep_residual_and_time_left() -> None:
+def test_line_shows_sweep_residual_and_time_left() -> None:
     times = iter([100.0, 102.0])
     with Progress(show=True, file=Terminal(), clock=lambda: next(times)) as bar:
         show = bar.sweeps(1e-4)
@@ -55,7 +55,7 @@ def test_sweeps_left_follow_the_slope_of_the_later_half(seen: list[tuple[int, fl
     ("seconds", "text"),
     [(0.2, "0 s"), (99.0, "99 s"), (100.0, "2 min"), (5400.0, "90 min"), (36000.0, "10 h"), (864000.0, "10 days")],
 )
-def test_durations_are_said_in_a_fitting_unit(seconds: float, text: str) -> None:
+def test_durations_are_printed_in_a_suitable_unit(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
@@ -69,7 +69,7 @@ def test_phases_are_announced_as_they_begin() -> None:
     assert seen == ["reading the data", "forming rows", "factoring", "projecting", "measuring", "something else"]
 
 
-def test_nothing_is_written_where_no_one_looks() -> None:
+def test_nothing_is_written_where_there_is_no_terminal() -> None:
     for show, file in ((True, io.StringIO()), (False, Terminal())):
         with Progress(show=show, file=file) as bar:
             bar.phase("rows")

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from models import CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
 from nullbayes.errors import CollapseWarning, UnderfitWarning
 from nullbayes.likelihoods import Classification, Regression
 from nullbayes.posteriors import fitting
 from nullbayes.posteriors import promise as rule
 from nullbayes.posteriors.promise import NATS, Answers, least_precision
-from posteriors.fitting import each_kind, each_task, seeded
-from trained import N, draw, trained
+from support.drawing import randn
+from support.models import CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
+from support.posterior_fits import each_kind, each_task, seeded
+from support.trained import N, draw, trained
 
 
 def fit(kind: type, task: Task, n_samples: int = 30, precision: Any = "auto", **settings: Any) -> Any:
@@ -67,7 +67,7 @@ def test_a_rule_that_ignores_the_training_data_would_be_noticed(kind: type, monk
     assert worse(fit(kind, MULTILABEL), MULTILABEL, 500, seed=7) > 0.01
 
 
-def test_examples_in_the_rows_alone_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_precision_chosen_on_training_rows_alone_would_break_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A projected posterior does not move there, whatever the precision is."""
     monkeypatch.setattr(fitting, "least_precision", lambda found: (0.0, "nothing"))
     posterior = fit(nb.ProjectedPosterior, MULTILABEL)
@@ -89,7 +89,7 @@ def made_up(task: str, scale: float = 1.0) -> Answers:
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_the_least_precision_is_the_least(task: str, scale: float) -> None:
+def test_least_precision_is_the_smallest_that_keeps_the_promise(task: str, scale: float) -> None:
     found = made_up(task, scale)
     alpha, by = least_precision(found)
     assert by == "nll"
@@ -97,7 +97,7 @@ def test_the_least_precision_is_the_least(task: str, scale: float) -> None:
     assert all(found.rise(alpha * 2.0**j) <= NATS for j in range(30))
 
 
-def test_no_output_may_hide_behind_the_others() -> None:
+def test_one_moving_output_of_nine_determines_the_precision() -> None:
     generator = seeded()
     outputs, changes = randn(200, 9, generator=generator).double(), randn(30, 200, 9, generator=generator).double()
     changes[:, :, 1:] *= 1e-3  # one of nine moves
@@ -109,11 +109,11 @@ def test_no_output_may_hide_behind_the_others() -> None:
     assert found.nll(alpha) - found.nll(math.inf) < NATS / 8
 
 
-def test_samples_that_do_not_move_need_no_precision() -> None:
+def test_samples_that_do_not_move_need_no_minimum_precision() -> None:
     assert least_precision(made_up("classification", 0.0)) == (0.0, "nothing")
 
 
-def test_accuracy_may_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accuracy_can_determine_the_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     found = made_up("classification")
     monkeypatch.setattr(found, "nll", lambda alpha: 0.0)
     monkeypatch.setattr(found, "accuracy", lambda alpha: 0.9 if alpha >= 5.0 else 0.8)
@@ -122,7 +122,7 @@ def test_accuracy_may_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 5.0 <= alpha < 5.05
 
 
-def test_likelihoods_of_nan_are_no_promise_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nan_likelihoods_do_not_count_as_keeping_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     found = made_up("classification")
     real = found.nll
     monkeypatch.setattr(found, "nll", lambda alpha: real(alpha) if alpha > 100.0 else math.nan)
@@ -138,7 +138,7 @@ def rows_of(n: int, width: int = 3) -> Any:
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 150, 300, 5000])
-def test_examples_kept_apart_have_no_rows_in_the_trial(n: int) -> None:
+def test_examples_that_a_trial_holds_out_have_no_rows_in_it(n: int) -> None:
     rows = rows_of(n)
     folds = rule.split(rows, 5)
     for inside, apart in folds:
@@ -159,7 +159,7 @@ def test_examples_kept_apart_have_no_rows_in_the_trial(n: int) -> None:
         assert len(apart) == max(n // 10, 100)
 
 
-def test_many_outputs_make_few_examples() -> None:
+def test_a_trial_uses_fewer_examples_where_there_are_many_outputs() -> None:
     (inside, apart), *_ = rule.split(rows_of(400, 2000), 0)
     assert len(inside) == 2  # 5,000 rows
     assert len(apart) == 100
@@ -167,7 +167,7 @@ def test_many_outputs_make_few_examples() -> None:
     assert len(inside) == len(apart) == 1
 
 
-def test_the_trial_is_on_the_safe_side() -> None:
+def test_the_trial_overestimates_the_variance_of_the_fit() -> None:
     """Its rows are a part of those of the fit, so that its variances are no smaller."""
     posterior = fit(nb.ProjectedPosterior, CLASSIFICATION)
     report = posterior.report
@@ -186,7 +186,7 @@ def test_a_handful_of_examples_is_enough(kind: type, n: int) -> None:
     assert check.nll_posterior <= check.nll_model + NATS
 
 
-def test_a_base_distribution_starts_from_its_own_scale() -> None:
+def test_a_base_distribution_keeps_its_own_scale_where_the_promise_allows() -> None:
     def base(scale: float) -> Tensor:
         return scale * randn(8, 4 * 256 + 256 + 256 * 3 + 3, generator=seeded(4), dtype=torch.float64)
 
@@ -200,14 +200,14 @@ def test_a_base_distribution_starts_from_its_own_scale() -> None:
 
 
 @each_kind
-def test_more_samples_later_are_the_same_fit(kind: type) -> None:
+def test_extending_gives_the_precision_of_a_larger_fit(kind: type) -> None:
     whole, parts = fit(kind, CLASSIFICATION, 12), fit(kind, CLASSIFICATION, 5).extend(7, progress=False)
     assert parts.prior_precision == pytest.approx(whole.prior_precision, rel=1e-6)
     assert parts.report.promise.needed_inside == pytest.approx(whole.report.promise.needed_inside, rel=1e-6)
 
 
 @each_kind
-def test_the_report_says_what_decided_and_agrees_with_a_check(kind: type) -> None:
+def test_the_report_names_the_deciding_criterion_and_agrees_with_check_fit(kind: type) -> None:
     posterior = fit(kind, CLASSIFICATION)
     report, check = posterior.report, posterior.check_fit([draw(CLASSIFICATION)])
     assert report.precision_rule == "auto"
@@ -236,7 +236,7 @@ def test_a_closed_form_that_keeps_the_promise_stays() -> None:
 
 
 @each_kind
-def test_it_comes_back_from_a_file(kind: type, tmp_path: Path) -> None:
+def test_the_automatic_precision_is_saved_and_loaded(kind: type, tmp_path: Path) -> None:
     posterior = fit(kind, CLASSIFICATION, 6)
     posterior.save(tmp_path / "file")
     loaded = nb.load(tmp_path / "file", trained(CLASSIFICATION))
@@ -256,7 +256,7 @@ def test_a_precision_that_was_given_needs_no_trial() -> None:
     assert "trial" in fit(nb.ProjectedPosterior, CLASSIFICATION, 4).report.seconds
 
 
-def test_a_variance_that_the_promise_leaves_invisible_is_said_aloud() -> None:
+def test_a_variance_made_negligible_by_the_promise_causes_a_warning() -> None:
     x, y = draw(REGRESSION)
     model = trained(REGRESSION)
     exact = model(x).detach() + 1e-9 * y  # a network that interpolates: noise next to nothing
@@ -265,7 +265,7 @@ def test_a_variance_that_the_promise_leaves_invisible_is_said_aloud() -> None:
         posterior.fit([(x, exact)], 10, generator=seeded(), progress=False)
 
 
-def test_a_promise_that_is_broken_is_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_promise_causes_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (rule, fitting):
         monkeypatch.setattr(module, "least_precision", lambda found: (1e-6, "nll"))
     monkeypatch.setattr(nb.posteriors.measured.priors, "closed_form", lambda *_: 1e-6)
@@ -274,13 +274,13 @@ def test_a_promise_that_is_broken_is_said_aloud(monkeypatch: pytest.MonkeyPatch)
 
 
 @each_kind
-def test_a_loss_of_ones_own_is_kept_in_its_own_units(kind: type) -> None:
+def test_the_promise_of_a_custom_loss_is_in_its_own_units(kind: type) -> None:
     posterior = fit(kind, CUSTOM)
     assert worse(posterior, CUSTOM) <= NATS + 1e-9
     assert posterior.report.promise.accuracy_network is None
 
 
-def test_examples_whose_targets_are_all_ignored_ask_for_nothing(tmp_path: Path) -> None:
+def test_examples_with_only_ignored_targets_do_not_affect_the_precision(tmp_path: Path) -> None:
     x, y = draw(CLASSIFICATION)
     ignored = torch.where(torch.arange(N) < 3, y, -100)
     posterior = nb.ProjectedPosterior(trained(CLASSIFICATION)).fit(

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
-from models import CLASSIFICATION, CUSTOM, MLP, REGRESSION, Task, batches, jacobian
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, Krylov
 from nullbayes.testing import kernel_dimension
-from posteriors.fitting import ITERATIVE, each_kind, each_task, fit, probabilities, rows_of, seeded
+from support.drawing import randn
+from support.models import CLASSIFICATION, CUSTOM, MLP, REGRESSION, Task, batches, jacobian
+from support.posterior_fits import ITERATIVE, each_kind, each_task, fit_mlp, probabilities, rows_of, seeded
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarnin
 @each_task
 @each_kind
 def test_the_report_counts_and_measures(kind: type, task: Task) -> None:
-    posterior, rows = fit(kind, task), rows_of(kind, task)
+    posterior, rows = fit_mlp(kind, task), rows_of(kind, task)
     model, (x, _) = MLP.build(task.outputs), task.data()
     report, p = posterior.report, rows.shape[1]
     assert (report.n_data, report.n_rows, report.n_parameters, report.n_samples) == (5, len(rows), p, 5)
@@ -54,7 +54,7 @@ def test_the_residual_is_that_of_each_sample() -> None:
     noise = randn(5, 51, generator=seeded(2), dtype=torch.float64)
     rows = rows_of(nb.ProjectedPosterior, CLASSIFICATION)
     loose = Krylov(Alternating(block_rows=3), rtol=0.05)
-    posterior = fit(nb.ProjectedPosterior, base=noise, projector=loose)
+    posterior = fit_mlp(nb.ProjectedPosterior, base=noise, projector=loose)
     wanted = (posterior.directions @ rows.T).norm(dim=1) / (noise @ rows.T).norm(dim=1)
     torch.testing.assert_close(torch.tensor(posterior.report.residual, dtype=torch.float64), wanted)
     assert 1e-6 < wanted.max() <= 0.05
@@ -65,7 +65,7 @@ def test_the_residual_is_that_of_each_sample() -> None:
 
 
 def test_an_estimated_dimension_comes_with_its_error() -> None:
-    posterior = fit(nb.ProjectedPosterior, n_samples=40, projector=ITERATIVE)
+    posterior = fit_mlp(nb.ProjectedPosterior, n_samples=40, projector=ITERATIVE)
     report = posterior.report
     assert 0.5 < report.kernel_dimension_stderr < 3  # sqrt(2 * 36 / 40) = 1.3
     assert abs(report.kernel_dimension - 36) < 4 * report.kernel_dimension_stderr
@@ -73,7 +73,7 @@ def test_an_estimated_dimension_comes_with_its_error() -> None:
 
 @each_kind
 def test_the_report_prints_and_is_json(kind: type) -> None:
-    posterior = fit(kind)
+    posterior = fit_mlp(kind)
     report = posterior.report
     text = str(report)
     for wanted in (
@@ -96,7 +96,7 @@ def test_the_report_prints_and_is_json(kind: type) -> None:
 @each_task
 @each_kind
 def test_check_fit_compares_with_the_network(kind: type, task: Task) -> None:
-    posterior, model = fit(kind, task), MLP.build(task.outputs)
+    posterior, model = fit_mlp(kind, task), MLP.build(task.outputs)
     x, y = task.data(n=9, seed=4)
     prediction, outputs = posterior.predict(x), model(x).detach()
     samples = prediction.samples
@@ -135,7 +135,7 @@ def test_check_fit_compares_with_the_network(kind: type, task: Task) -> None:
 
 
 def test_check_fit_on_the_training_data_of_a_projected_posterior_finds_nothing() -> None:
-    check = fit(nb.ProjectedPosterior).check_fit([CLASSIFICATION.data()])
+    check = fit_mlp(nb.ProjectedPosterior).check_fit([CLASSIFICATION.data()])
     assert check.max_shift < 1e-10
     assert check.std < 1e-10
     assert check.nll_posterior == pytest.approx(check.nll_model)
@@ -143,7 +143,7 @@ def test_check_fit_on_the_training_data_of_a_projected_posterior_finds_nothing()
 
 def test_accuracy_takes_probabilities_for_targets() -> None:
     x, y = CLASSIFICATION.data(n=9)
-    posterior = fit(nb.ProjectedPosterior)
+    posterior = fit_mlp(nb.ProjectedPosterior)
     soft = 0.8 * torch.nn.functional.one_hot(y, 3) + 0.2 / 3
     hard, smooth = posterior.check_fit([(x, y)]), posterior.check_fit([(x, soft.double())])
     assert hard.accuracy_model == smooth.accuracy_model
@@ -167,17 +167,17 @@ def test_the_printed_residual_agrees_with_the_tolerance() -> None:
         assert ("NOT reached" in str(report)) == (max(report.residual) > 1e-3)
 
 
-def test_more_rows_than_parameters_are_said_to_leave_a_variance_without_size() -> None:
+def test_the_report_says_when_the_tolerance_sets_the_size_of_the_variance() -> None:
     x = randn(50, 3, generator=seeded()).float()
     posterior, other = smooth(1e-3), smooth(1e-1)
     small, large = (each.predict(x).variance.mean() for each in (posterior, other))
     assert large > 10 * small  # which is what the report says
     assert posterior.report.sized_by_tolerance
     assert "means nothing by itself" in str(posterior.report)
-    assert "by itself" not in str(fit(nb.ProjectedPosterior, REGRESSION).report)
+    assert "by itself" not in str(fit_mlp(nb.ProjectedPosterior, REGRESSION).report)
 
 
-def test_ignored_positions_are_no_rows_that_count() -> None:
+def test_ignored_positions_do_not_count_as_rows() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
@@ -189,14 +189,14 @@ def test_ignored_positions_are_no_rows_that_count() -> None:
     assert "120 of 4 examples (24 count, the rest is ignored)" in str(report)
 
 
-def test_memory_is_that_of_the_fit() -> None:
+def test_peak_memory_counts_only_the_fit() -> None:
     held = torch.zeros(2**26)  # 256 MiB that a fit has nothing to do with
-    report = fit(nb.ProjectedPosterior).report
+    report = fit_mlp(nb.ProjectedPosterior).report
     assert report.peak_memory is None or report.peak_memory < 2**27
     del held
 
 
-def test_a_tolerance_beyond_float32_is_not_blamed_on_the_rank() -> None:
+def test_a_tolerance_finer_than_float32_is_blamed_on_the_dtype() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 40), torch.nn.Tanh(), torch.nn.Linear(40, 1))

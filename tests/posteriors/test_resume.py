@@ -19,12 +19,12 @@ import pytest
 import torch
 
 import nullbayes as nb
-from models import MLP, REGRESSION
 from nullbayes import io
 from nullbayes.errors import FileError
 from nullbayes.posteriors import checkpoint
 from nullbayes.posteriors.checkpoint import Checkpoint
-from posteriors.checkpoints import PROJECTORS, counted, fit, interrupted, left, seeded, told
+from support.checkpoint_fits import PROJECTORS, counted, fit_in_sweeps, interrupted, left, seeded, told
+from support.models import MLP, REGRESSION
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning"),
@@ -89,7 +89,7 @@ KILLED = [("Krylov", moment) for moment in MOMENTS] + [("Alternating", moment) f
 def killed(folder: Path) -> dict[str, int]:
     """Fit once for each projector and moment, each in a fork that does not survive it; return how it ended."""
     ends = {}
-    fit()  # let libraries load, once for all
+    fit_in_sweeps()  # let libraries load, once for all
     checkpoint._EVERY, checkpoint._SHARE = 0.0, float("inf")
     for name, moment in KILLED:
         place = folder / name / moment
@@ -97,7 +97,7 @@ def killed(folder: Path) -> dict[str, int]:
         if not (child := os.fork()):
             torch.manual_seed(123)
             MOMENTS[moment][0]()
-            fit(PROJECTORS[name], checkpoint=place / "fit")
+            fit_in_sweeps(PROJECTORS[name], checkpoint=place / "fit")
             os._exit(0)
         ends[f"{name}, {moment}"] = os.waitpid(child, 0)[1]
     return ends
@@ -118,13 +118,13 @@ def graves(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def uninterrupted() -> dict[str, Any]:
-    return {name: fit(projector, generator=seeded()) for name, projector in PROJECTORS.items()}
+    return {name: fit_in_sweeps(projector, generator=seeded()) for name, projector in PROJECTORS.items()}
 
 
 @pytest.mark.cpu
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs processes that are copies of another")
 @pytest.mark.parametrize(("name", "moment"), KILLED)
-def test_a_killed_fit_resumes_bit_by_bit(name: str, moment: str, graves: Path, uninterrupted: dict[str, Any]) -> None:
+def test_a_killed_fit_resumes_bit_for_bit(name: str, moment: str, graves: Path, uninterrupted: dict[str, Any]) -> None:
     path, sweep, whole = graves / name / moment / "fit", MOMENTS[moment][1], uninterrupted[name]
     assert path.exists() == (sweep is not None)
     if sweep is not None:
@@ -135,7 +135,7 @@ def test_a_killed_fit_resumes_bit_by_bit(name: str, moment: str, graves: Path, u
         assert reached == sweep or (sweep == -1 and whole.report.sweeps - reached in (0, 1))
     torch.manual_seed(123 if sweep is None else 7)  # where there is a file, the seed is in it
     with counted() as sweeps:
-        resumed = fit(PROJECTORS[name], checkpoint=path)
+        resumed = fit_in_sweeps(PROJECTORS[name], checkpoint=path)
     assert torch.equal(resumed.directions, whole.directions)
     assert told(resumed) == told(whole)
     assert sweeps[:1] == ([] if sweep == -1 else [(sweep or 0) + 1])
@@ -146,20 +146,20 @@ def test_a_killed_fit_resumes_bit_by_bit(name: str, moment: str, graves: Path, u
 
 
 @pytest.mark.parametrize("name", PROJECTORS)
-def test_an_interrupted_fit_resumes_bit_by_bit(name: str, tmp_path: Path) -> None:
+def test_an_interrupted_fit_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     part = interrupted(tmp_path / "fit", projector=PROJECTORS[name])
     assert part.report.sweeps == 7
     assert left(tmp_path) == ["fit"]
     with counted() as sweeps:
-        resumed = fit(PROJECTORS[name], checkpoint=str(tmp_path / "fit"))
-    whole = fit(PROJECTORS[name], generator=seeded())
+        resumed = fit_in_sweeps(PROJECTORS[name], checkpoint=str(tmp_path / "fit"))
+    whole = fit_in_sweeps(PROJECTORS[name], generator=seeded())
     assert sweeps[0] == 8
     assert torch.equal(resumed.directions, whole.directions)
     assert told(resumed) == told(whole)
     assert left(tmp_path) == []
 
 
-def test_ctrl_c_stores_the_last_sweep_however_short_ago_the_one_before_was(tmp_path: Path) -> None:
+def test_ctrl_c_stores_the_last_sweep_whatever_the_interval(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint, "_EVERY", 3600.0)
         interrupted(tmp_path / "fit")
@@ -167,15 +167,15 @@ def test_ctrl_c_stores_the_last_sweep_however_short_ago_the_one_before_was(tmp_p
 
 
 @pytest.mark.cpu
-def test_a_plan_is_kept_whatever_memory_is_free_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_fit_keeps_its_plan_whatever_memory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"projector": "auto", "tolerance": 1e-3}
     monkeypatch.setattr("nullbayes.projectors.auto._DIRECT", 0)
     monkeypatch.setattr("nullbayes.posteriors.arguments.free_memory", lambda device: 200_000)
-    whole = fit(**settings, generator=seeded())
+    whole = fit_in_sweeps(**settings, generator=seeded())
     interrupted(tmp_path / "fit", 2, **settings)
     monkeypatch.setattr("nullbayes.posteriors.arguments.free_memory", lambda device: 2**32)
-    resumed = fit(**settings, checkpoint=tmp_path / "fit")
-    assert fit(**settings, generator=seeded()).report.reason != whole.report.reason
+    resumed = fit_in_sweeps(**settings, checkpoint=tmp_path / "fit")
+    assert fit_in_sweeps(**settings, generator=seeded()).report.reason != whole.report.reason
     assert torch.equal(resumed.directions, whole.directions)
     assert told(resumed) == told(whole)
 
@@ -186,8 +186,8 @@ def test_a_regression_with_several_outputs_resumes(tmp_path: Path) -> None:
     kind = functools.partial(nb.ProjectedPosterior, likelihood="regression")
     settings = {"kind": kind, "model": MLP.build(2), "data": [REGRESSION.data(n=12)]}
     interrupted(tmp_path / "fit", 3, **settings)
-    resumed = fit(**settings, checkpoint=tmp_path / "fit")
-    assert torch.equal(resumed.directions, fit(**settings, generator=seeded()).directions)
+    resumed = fit_in_sweeps(**settings, checkpoint=tmp_path / "fit")
+    assert torch.equal(resumed.directions, fit_in_sweeps(**settings, generator=seeded()).directions)
 
 
 if __name__ == "__main__":

@@ -11,34 +11,34 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import rand, randn
-from models import CLASSIFICATION, MLP, MODELS, flat_parameters
 from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.projectors import ExactPrimal
 from nullbayes.testing import kernel_dimension, kernel_projector
-from posteriors.fitting import EXACT, ITERATIVE, X_NEW, each_kind, fit, rows_of, seeded
+from support.drawing import rand, randn
+from support.models import CLASSIFICATION, MLP, MODELS, flat_parameters
+from support.posterior_fits import EXACT, ITERATIVE, X_NEW, each_kind, fit_mlp, rows_of, seeded
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 
 
 @each_kind
-def test_the_seed_decides(kind: type) -> None:
-    one, same, other = fit(kind, seed=3), fit(kind, seed=3), fit(kind, seed=4)
+def test_the_seed_determines_the_samples(kind: type) -> None:
+    one, same, other = fit_mlp(kind, seed=3), fit_mlp(kind, seed=3), fit_mlp(kind, seed=4)
     assert torch.equal(one.directions, same.directions)
     assert (one.directions - other.directions).norm(dim=1).min() > 1
 
 
-def test_samples_of_a_seed_have_nothing_in_common() -> None:
+def test_samples_are_uncorrelated_within_and_between_seeds() -> None:
     """Sample i comes from a generator of its own; two seeds must not share samples either."""
-    everything = torch.cat([fit(nb.ProjectedPosterior, seed=seed, n_samples=20).directions for seed in (0, 1)])
+    everything = torch.cat([fit_mlp(nb.ProjectedPosterior, seed=seed, n_samples=20).directions for seed in (0, 1)])
     similarity = torch.corrcoef(everything) - torch.eye(40)
     assert similarity.abs().max() < 0.8  # 36 dimensions: 0.8 is six standard deviations away
 
 
 def test_a_fit_with_a_generator_leaves_the_global_one_alone() -> None:
     before = torch.get_rng_state()
-    posterior = fit(nb.ProjectedPosterior)
+    posterior = fit_mlp(nb.ProjectedPosterior)
     posterior.predict(X_NEW)
     posterior.functional_variance(X_NEW, exact=True)
     posterior.optimize_prior_precision([CLASSIFICATION.data()], "marglik")
@@ -48,9 +48,9 @@ def test_a_fit_with_a_generator_leaves_the_global_one_alone() -> None:
 def test_a_fit_without_a_generator_follows_the_global_one() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        first, second = fit(nb.ProjectedPosterior, generator=None), fit(nb.ProjectedPosterior, generator=None)
+        first, second = fit_mlp(nb.ProjectedPosterior, generator=None), fit_mlp(nb.ProjectedPosterior, generator=None)
         torch.manual_seed(5)
-        again = fit(nb.ProjectedPosterior, generator=None)
+        again = fit_mlp(nb.ProjectedPosterior, generator=None)
     assert torch.equal(first.directions, again.directions)
     assert not torch.allclose(first.directions, second.directions)
 
@@ -59,9 +59,9 @@ def test_a_fit_without_a_generator_follows_the_global_one() -> None:
     "projector", [EXACT, ExactPrimal(), ITERATIVE, "auto"], ids=["dual", "primal", "krylov", "auto"]
 )
 @each_kind
-def test_extending_is_fitting_more(kind: type, projector: Any) -> None:
-    whole = fit(kind, n_samples=7, projector=projector)
-    parts = fit(kind, n_samples=4, projector=projector)
+def test_extending_gives_the_samples_of_a_larger_fit(kind: type, projector: Any) -> None:
+    whole = fit_mlp(kind, n_samples=7, projector=projector)
+    parts = fit_mlp(kind, n_samples=4, projector=projector)
     first = parts.directions.clone()
     assert parts.extend(3, progress=False) is parts
     assert torch.equal(parts.directions[:4], first)
@@ -74,11 +74,11 @@ def test_extending_is_fitting_more(kind: type, projector: Any) -> None:
 
 
 @each_kind
-def test_directions_are_noise_projected_on_the_kernel(kind: type) -> None:
+def test_directions_are_noise_projected_on_the_null_space(kind: type) -> None:
     noise = randn(6, 51, generator=seeded(8), dtype=torch.float64)
     projector = kernel_projector(rows_of(kind, CLASSIFICATION))
     for method in (EXACT, ITERATIVE, ExactPrimal()):
-        posterior = fit(kind, n_samples=6, base=noise, projector=method)
+        posterior = fit_mlp(kind, n_samples=6, base=noise, projector=method)
         torch.testing.assert_close(posterior.directions, noise @ projector, rtol=1e-6, atol=1e-7)
 
 
@@ -94,7 +94,7 @@ def test_a_base_may_be_a_tensor_a_mapping_or_a_function(kind: type) -> None:
         given.append(rand((), generator=generator))
         return noise[:n]
 
-    by_tensor, by_name, by_function = (fit(kind, n_samples=4, base=base) for base in (noise, named, drawn))
+    by_tensor, by_name, by_function = (fit_mlp(kind, n_samples=4, base=base) for base in (noise, named, drawn))
     assert torch.equal(by_tensor.directions, by_name.directions)
     assert torch.equal(by_tensor.directions, by_function.directions)
     assert by_tensor.prior_precision == 1.0  # the base has its own scale
@@ -108,8 +108,8 @@ def test_a_base_may_be_a_tensor_a_mapping_or_a_function(kind: type) -> None:
         by_tensor.functional_variance(X_NEW, exact=True)
 
 
-def test_the_kernel_of_a_base_is_measured_with_isotropic_probes() -> None:
-    posterior = fit(nb.ProjectedPosterior, n_samples=4, base=torch.zeros(4, 51), projector=ITERATIVE)
+def test_the_null_space_dimension_with_a_base_uses_isotropic_probes() -> None:
+    posterior = fit_mlp(nb.ProjectedPosterior, n_samples=4, base=torch.zeros(4, 51), projector=ITERATIVE)
     report = posterior.report
     assert report.kernel_dimension_stderr > 0
     assert abs(report.kernel_dimension - 36) < 5 * report.kernel_dimension_stderr
@@ -117,7 +117,7 @@ def test_the_kernel_of_a_base_is_measured_with_isotropic_probes() -> None:
 
 @each_kind
 def test_samples_are_named_parameters(kind: type) -> None:
-    posterior, model = fit(kind), MLP.build()
+    posterior, model = fit_mlp(kind), MLP.build()
     named = posterior.sample(3)
     assert {name: tuple(value.shape) for name, value in named.items()} == {
         name: (3, *parameter.shape) for name, parameter in model.named_parameters()
@@ -128,7 +128,7 @@ def test_samples_are_named_parameters(kind: type) -> None:
     assert len(posterior.sample()["0.bias"]) == 5
 
 
-@pytest.mark.parametrize("case", [MLP, MODELS[7], MODELS[12]], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [MLP, MODELS["tied weights"], MODELS["frozen"]], ids=lambda case: case.name)
 def test_a_sample_can_be_put_into_the_model_for_a_while(case: Any) -> None:
     model = case.build()
     posterior = nb.ProjectedPosterior(model).fit([CLASSIFICATION.data()], 3, projector=EXACT, progress=False)
@@ -143,7 +143,7 @@ def test_a_sample_can_be_put_into_the_model_for_a_while(case: Any) -> None:
 
 
 def test_the_trained_parameters_return_after_an_error() -> None:
-    posterior = fit(nb.ProjectedPosterior)
+    posterior = fit_mlp(nb.ProjectedPosterior)
     model = posterior._network.model
     own = model(X_NEW)
 
@@ -159,7 +159,7 @@ def test_the_trained_parameters_return_after_an_error() -> None:
 
 
 def test_released_rows_can_be_built_again() -> None:
-    whole, posterior = fit(nb.ProjectedPosterior, n_samples=6), fit(nb.ProjectedPosterior, n_samples=4)
+    whole, posterior = fit_mlp(nb.ProjectedPosterior, n_samples=6), fit_mlp(nb.ProjectedPosterior, n_samples=4)
     before = posterior.predict(X_NEW).samples
     assert posterior.release() is posterior
     torch.testing.assert_close(posterior.predict(X_NEW).samples, before, rtol=0, atol=0)
@@ -171,7 +171,7 @@ def test_released_rows_can_be_built_again() -> None:
 
 
 @pytest.mark.parametrize("projector", [EXACT, ITERATIVE], ids=["dual", "krylov"])
-def test_what_was_built_on_the_training_data_is_let_go(projector: Any) -> None:
+def test_release_and_a_new_fit_free_what_was_built_on_the_training_data(projector: Any) -> None:
     """By release, and by a fit before it reads data: the memory is the new one's."""
     held: list[bool] = []
 
@@ -181,7 +181,7 @@ def test_what_was_built_on_the_training_data_is_let_go(projector: Any) -> None:
             yield CLASSIFICATION.data()
 
     for let_go in (lambda p: p.release(), lambda p: p.fit(Loader(), 3, projector=projector, progress=False)):
-        posterior = fit(nb.ProjectedPosterior, projector=projector)
+        posterior = fit_mlp(nb.ProjectedPosterior, projector=projector)
         posterior.functional_variance(X_NEW, exact=True)
         made = posterior._prepared
         built = made, made.rows, made.state, posterior._exact, made.jacobian, made.jacobian.examples
@@ -210,7 +210,7 @@ def test_a_fit_that_is_interrupted_while_it_measures_leaves_all_or_nothing(
     def interrupted(*_: Any) -> float:
         raise KeyboardInterrupt
 
-    posterior, fresh = fit(kind), kind(MLP.build())
+    posterior, fresh = fit_mlp(kind), kind(MLP.build())
     before, alpha, report = posterior.directions, posterior.prior_precision, posterior.report
     monkeypatch.setattr("nullbayes.posteriors.measure.train_std", interrupted)
     with pytest.raises(KeyboardInterrupt):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import nullbayes as nb
-from models import CLASSIFICATION, CUSTOM, MLP, REGRESSION, TASKS, Task, gauss_newton, jacobian
 from nullbayes.projectors import ExactPrimal
-from posteriors.fitting import EXACT, ITERATIVE, X_NEW, each_kind, fit, seeded
+from support.models import CLASSIFICATION, CUSTOM, MLP, REGRESSION, TASKS, Task, gauss_newton, jacobian
+from support.posterior_fits import EXACT, ITERATIVE, X_NEW, each_kind, fit_mlp, seeded
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
@@ -21,22 +21,22 @@ pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarnin
 def test_rows_that_are_formed_again_give_the_same_directions(
     kind: type, projector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    held = fit(kind, n_samples=4, projector=projector)
+    held = fit_mlp(kind, n_samples=4, projector=projector)
     rows = nb.OutputJacobian if kind is nb.ProjectedPosterior else nb.LossJacobian
     monkeypatch.setattr(rows, "keep", None)
     little = rows(MLP.build(), [CLASSIFICATION.data()]).costs().held_bytes
-    again = fit(kind, n_samples=4, projector=projector, memory_limit=little)
+    again = fit_mlp(kind, n_samples=4, projector=projector, memory_limit=little)
     torch.testing.assert_close(again.directions, held.directions)
 
 
 @pytest.mark.parametrize("limit", [None, 2**30, "1GB", "1.5 GiB", "900m", 1e9])
-def test_memory_limits_are_sizes(limit: Any) -> None:
-    assert fit(nb.ProjectedPosterior, memory_limit=limit).n_samples == 5
+def test_memory_limits_are_parsed_as_sizes(limit: Any) -> None:
+    assert fit_mlp(nb.ProjectedPosterior, memory_limit=limit).n_samples == 5
 
 
 @each_kind
-def test_auto_says_why(kind: type) -> None:
-    posterior = fit(kind, projector="auto", tolerance=1e-3)
+def test_auto_reports_its_reason(kind: type) -> None:
+    posterior = fit_mlp(kind, projector="auto", tolerance=1e-3)
     plan = nb.plan(MLP.build(), [CLASSIFICATION.data()], 5, loss=kind is nb.LossProjectedPosterior, tolerance=1e-3)
     assert posterior.report.reason == plan.reason
     assert posterior.report.projector == type(plan.projector).__name__
@@ -58,7 +58,7 @@ def test_the_last_layer_alone_may_vary(kind: type) -> None:
 
 
 @pytest.mark.parametrize("task", [t for t in TASKS if t is not CUSTOM], ids=lambda task: task.name)
-def test_scaled_rows_leave_the_kernel_of_the_gauss_newton_matrix(task: Task) -> None:
+def test_scaled_rows_give_the_null_space_of_the_gauss_newton_matrix(task: Task) -> None:
     model, data = MLP.build(task.outputs), task.data()
     posterior = nb.ProjectedPosterior(model, task.likelihood, hessian=True)
     posterior.fit([data], 5, projector=EXACT, progress=False)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from models import jacobian
 from nullbayes.errors import NullBayesWarning, UnderfitWarning
 from nullbayes.likelihoods import Regression
 from nullbayes.posteriors import sigma
 from nullbayes.posteriors.sigma import Smoother, share_left, smoother
-from posteriors.fitting import each_kind, seeded
+from support.drawing import randn
+from support.models import jacobian
+from support.posterior_fits import each_kind, seeded
 
 NOISE = 0.3
 
@@ -82,13 +82,13 @@ def test_residuals_that_were_fitted_are_corrected(model: nn.Module) -> None:
 
 
 @each_kind
-def test_noise_that_was_given_stays(kind: type, model: nn.Module) -> None:
+def test_given_noise_is_kept(kind: type, model: nn.Module) -> None:
     posterior = kind(model, Regression(0.123)).fit([draw(80)], 5, progress=False)
     assert posterior.likelihood.sigma_noise == 0.123
 
 
 @each_kind
-def test_building_the_rows_again_does_not_correct_twice(kind: type, model: nn.Module) -> None:
+def test_building_the_rows_again_does_not_correct_the_noise_twice(kind: type, model: nn.Module) -> None:
     posterior = kind(model, "regression").fit([draw(80)], 5, progress=False)
     before = posterior.likelihood
     posterior.release().prepare([draw(80)])
@@ -109,7 +109,7 @@ def smoother_of(values: Tensor, n: int, seen: float = 10.0) -> Smoother:
 
 
 @pytest.mark.parametrize("rms", [1e-12, 1e-3, 1.0, 1e3])
-def test_the_share_left_solves_the_fixed_point(rms: float) -> None:
+def test_the_share_of_degrees_of_freedom_left_solves_the_fixed_point(rms: float) -> None:
     values = torch.logspace(4, -6, 40, dtype=torch.float64)
     for n in (40, 45, 400):
         found = smoother_of(values, n)
@@ -119,7 +119,7 @@ def test_the_share_left_solves_the_fixed_point(rms: float) -> None:
         assert found.left(ridge) == pytest.approx(left, rel=1e-6)
 
 
-def test_no_residuals_and_no_parameters_spend_nothing() -> None:
+def test_zero_residuals_or_parameters_use_no_degrees_of_freedom() -> None:
     one = torch.ones(3, dtype=torch.float64)
     assert share_left(smoother_of(one, 5), 5, 0.0) == share_left(smoother_of(one, 5, 0.0), 5, 1.0) == 1.0
     assert share_left(smoother_of(0 * one, 5), 5, 1.0) == 1.0
@@ -146,7 +146,7 @@ def test_the_quadrature_agrees_with_eigenvectors(shape: tuple[int, int], monkeyp
         assert rough.seen(ridge) == pytest.approx(wanted, rel=1e-3)
 
 
-def test_a_network_that_interpolates_is_said_aloud() -> None:
+def test_a_network_that_interpolates_causes_a_warning() -> None:
     x, y = draw(40)
     model = trained(40, 200, 10)
     with torch.no_grad():  # the last layer solves for the targets
@@ -215,7 +215,7 @@ def test_scores_do_not_depend_on_units() -> None:
     torch.testing.assert_close(*scores, rtol=0.05, atol=0.0)
 
 
-def test_one_output_that_moves_is_said_aloud() -> None:
+def test_one_output_that_varies_too_much_causes_a_warning() -> None:
     x, _ = draw(80)
     with torch.random.fork_rng():
         torch.manual_seed(0)

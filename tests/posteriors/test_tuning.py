@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from drawing import randn
-from models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
 from nullbayes.errors import CollapseWarning, LikelihoodError, NullBayesWarning, SettingsError
-from posteriors.fitting import each_kind, each_task, seeded
-from trained import draw, trained
+from support.drawing import randn
+from support.models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
+from support.posterior_fits import each_kind, each_task, seeded
+from support.trained import draw, trained
 
 each_class = pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
 
@@ -157,13 +157,13 @@ def test_a_new_fit_measures_its_precision_again() -> None:
     assert (posterior.prior_precision, posterior.temperature) == (wanted, 1.0)
 
 
-def test_a_precision_that_was_not_measured_is_not_made_up() -> None:
+def test_a_precision_that_was_not_measured_is_refused() -> None:
     posterior = fit(nb.ProjectedPosterior, CLASSIFICATION, held_out=[draw(CLASSIFICATION, 100, seed=5)])
     with pytest.raises(SettingsError, match="measured during a fit"):
         posterior.prior_precision = "auto"
 
 
-def test_what_rounding_moves_is_no_variance() -> None:
+def test_tuning_does_not_scale_rounding_up_to_a_variance() -> None:
     """Five columns and sixty examples: nothing is left of the noise but rounding."""
     x, y = draw(CLASSIFICATION)
     model = torch.nn.Linear(4, 3).double()
@@ -174,7 +174,7 @@ def test_what_rounding_moves_is_no_variance() -> None:
     assert posterior.predict(10 * x).variance.max() < 1e-6
 
 
-def test_a_name_does_not_take_the_temperature_of_a_file_back(tmp_path: Path) -> None:
+def test_loading_with_a_likelihood_by_name_keeps_the_saved_temperature(tmp_path: Path) -> None:
     posterior = fit(nb.ProjectedPosterior, CLASSIFICATION)
     posterior.temperature = 2.0
     posterior.save(tmp_path / "file")
@@ -184,7 +184,7 @@ def test_a_name_does_not_take_the_temperature_of_a_file_back(tmp_path: Path) -> 
     assert nb.load(tmp_path / "file", model, likelihood=own).temperature == 3.0
 
 
-def test_noise_that_was_far_too_small_is_mended() -> None:
+def test_tuning_corrects_a_noise_that_was_far_too_small() -> None:
     x, y = draw(REGRESSION, 400, seed=5)
     posterior = nb.ProjectedPosterior(trained(REGRESSION), nb.likelihoods.Regression(1e-4), prior_precision=1e4)
     posterior.fit([draw(REGRESSION)], 10, generator=seeded(), progress=False).tune([(x, y)])

@@ -10,11 +10,21 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
-from models import CLASSIFICATION, MLP, Task, jacobian
 from nullbayes.projectors import Alternating, Krylov
 from nullbayes.testing import kernel_projector
-from posteriors.fitting import EXACT, ITERATIVE, X_NEW, each_kind, each_task, fit, probabilities, rows_of, seeded
+from support.drawing import randn
+from support.models import CLASSIFICATION, MLP, Task, jacobian
+from support.posterior_fits import (
+    EXACT,
+    ITERATIVE,
+    X_NEW,
+    each_kind,
+    each_task,
+    fit_mlp,
+    probabilities,
+    rows_of,
+    seeded,
+)
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
@@ -22,8 +32,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarnin
 
 @each_task
 @each_kind
-def test_scores_are_what_they_are_called(kind: type, task: Task) -> None:
-    posterior = fit(kind, task)
+def test_scores_match_their_definitions(kind: type, task: Task) -> None:
+    posterior = fit_mlp(kind, task)
     samples = posterior.predict(X_NEW).samples
     variance = (samples - samples.mean(0)).square().sum(0) / 4
     torch.testing.assert_close(posterior.ood_score(X_NEW), variance.max(1).values)
@@ -51,25 +61,25 @@ def test_the_exact_variance_has_no_monte_carlo_error(kind: type, task: Task) -> 
     rows = jacobian(MLP.build(task.outputs), X_NEW)  # (n, O, P)
     projector = kernel_projector(rows_of(kind, task))
     for method in (EXACT, ITERATIVE):
-        posterior = fit(kind, task, projector=method)
+        posterior = fit_mlp(kind, task, projector=method)
         wanted = torch.einsum("nop,pq,noq->no", rows, projector, rows) / posterior.prior_precision
         torch.testing.assert_close(posterior.functional_variance(X_NEW, exact=True), wanted, rtol=1e-6, atol=1e-9)
 
 
 @each_kind
 def test_sampled_variances_agree_with_exact_ones(kind: type) -> None:
-    posterior = fit(kind, n_samples=2000)
+    posterior = fit_mlp(kind, n_samples=2000)
     ratio = posterior.functional_variance(X_NEW) / posterior.functional_variance(X_NEW, exact=True)
     assert (ratio - 1).abs().max() < 5 * math.sqrt(2 / 1999)  # the relative error of a variance of normal samples
 
 
-def test_exact_variance_on_training_data_is_nothing() -> None:
-    posterior, (x, _) = fit(nb.ProjectedPosterior), CLASSIFICATION.data()
+def test_exact_variance_on_training_data_is_zero() -> None:
+    posterior, (x, _) = fit_mlp(nb.ProjectedPosterior), CLASSIFICATION.data()
     assert posterior.functional_variance(x, exact=True).max() < 1e-20
 
 
 @pytest.mark.parametrize("projector", [EXACT, ITERATIVE], ids=["dual", "krylov"])
-def test_exact_variance_of_inputs_that_have_nothing_to_do_with_the_data_is_silent(projector: Any) -> None:
+def test_exact_variance_of_inputs_orthogonal_to_the_data_causes_no_warning(projector: Any) -> None:
     axes = torch.linalg.qr(randn(8, 8, generator=seeded(), dtype=torch.float64)).Q
     model = torch.nn.Linear(8, 2, bias=False).double()
     posterior = nb.ProjectedPosterior(model, prior_precision=1.0)
@@ -87,7 +97,7 @@ LOOSE = {
 
 
 @pytest.mark.parametrize("projector", LOOSE.values(), ids=LOOSE)
-def test_exact_variances_leave_as_much_as_samples_have_left(projector: Any) -> None:
+def test_exact_variances_match_the_map_that_the_samples_went_through(projector: Any) -> None:
     """The rows of inputs meet a loose tolerance long before noise does; what counts is the map that samples went by."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 4)).double()
@@ -119,7 +129,7 @@ def test_exact_variances_of_an_interrupted_fit_are_those_of_its_samples(monkeypa
 
 
 @pytest.mark.parametrize("projector", [ITERATIVE, Alternating(4, 1e-2)], ids=["krylov", "alternating"])
-def test_exact_variances_go_by_the_projector_that_was_prepared(projector: Any) -> None:
+def test_exact_variances_use_the_prepared_projector(projector: Any) -> None:
     """The sweeps of another one, here of a direct method, say nothing of its own."""
     model, data = MLP.build(), [CLASSIFICATION.data()]
     wanted, posterior = (
@@ -133,14 +143,14 @@ def test_exact_variances_go_by_the_projector_that_was_prepared(projector: Any) -
 
 def test_exact_variances_of_a_fit_that_did_not_converge_stop_where_it_stopped() -> None:
     with pytest.warns(nb.errors.ConvergenceWarning):
-        posterior = fit(nb.ProjectedPosterior, projector=Alternating(4, 1e-9, max_sweeps=2))
+        posterior = fit_mlp(nb.ProjectedPosterior, projector=Alternating(4, 1e-9, max_sweeps=2))
     posterior.prepare([CLASSIFICATION.data()], projector=Alternating(4, 1e-9, max_sweeps=7))
     posterior.functional_variance(X_NEW, exact=True)  # silently: seven sweeps would not have been enough either
     assert {schedule.sweeps for _, schedule in posterior._exact.schedules} == {2}
 
 
 def test_exact_variances_do_not_depend_on_how_many_rows_fit_in_memory() -> None:
-    posterior = fit(nb.ProjectedPosterior, n_samples=2)
+    posterior = fit_mlp(nb.ProjectedPosterior, n_samples=2)
     whole = posterior.functional_variance(X_NEW, exact=True)
     posterior._prepared.jacobian.working_bytes, posterior._exact = 1, None
     torch.testing.assert_close(posterior.functional_variance(X_NEW, exact=True), whole)

@@ -9,17 +9,17 @@ import pytest
 import torch
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.errors import CollapseWarning, ConvergenceWarning, NullBayesWarning, UnderfitWarning, warn
 from nullbayes.projectors import Alternating
-from posteriors.fitting import each_kind, fit
+from support.models import CLASSIFICATION, MLP
+from support.posterior_fits import each_kind, fit_mlp
 
 
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 @each_kind
 def test_samples_that_do_not_converge_are_warned_of_at_the_line_of_the_user(kind: type) -> None:
     with pytest.warns(ConvergenceWarning) as caught:
-        fit(kind, projector=Alternating(4, 1e-9, max_sweeps=2))
+        fit_mlp(kind, projector=Alternating(4, 1e-9, max_sweeps=2))
     assert {warning.filename.rpartition("/")[2] for warning in caught} == {"fitting.py"}  # of the tests
     posterior = kind(MLP.build(), prior_precision=1.0)
     with pytest.warns(ConvergenceWarning) as caught:

@@ -90,7 +90,7 @@ def test_few_rows_or_few_columns_are_solved_directly(n_rows: int, n_columns: int
 
 
 @pytest.mark.parametrize(("n_rows", "n_columns"), [(600_000, 5_000), (60_000, 2_000), (20_000, 4_000)])
-def test_many_rows_over_few_columns_go_by_the_normal_matrix(n_rows: int, n_columns: int) -> None:
+def test_many_rows_over_few_columns_use_the_normal_matrix(n_rows: int, n_columns: int) -> None:
     plan = choose(Shape(n_rows, n_columns), n_samples=30, memory_limit=1000 * GIB)
     assert block_rows(plan) == n_rows  # one block of more rows than columns: Alternating takes the smaller matrix
     assert "normal matrix" in plan.reason
@@ -105,7 +105,7 @@ def test_normal_matrix_that_does_not_fit_is_not_planned() -> None:
 
 
 @pytest.mark.parametrize("shape", [(20_000, 40_000), (60_000, 20_000)])
-def test_less_memory_means_smaller_blocks_then_rows_formed_anew_then_a_refusal(shape: tuple[int, int]) -> None:
+def test_less_memory_means_smaller_blocks_then_rows_formed_again_then_a_refusal(shape: tuple[int, int]) -> None:
     rows = Shape(*shape)
     limits = (128, 16, 8, 4, 2, 1, 0.5, 0.25, 0.125)
     plans = [choose(rows, n_samples=10, memory_limit=int(limit * GIB)) for limit in limits]
@@ -160,7 +160,7 @@ def test_refusal_names_the_least_limit_that_would_do(shape: tuple[int, int, int]
         choose(rows, n_samples=1, memory_limit=int(least) * MIB // 2)
 
 
-def test_rows_that_are_held_are_taken_where_they_are() -> None:
+def test_rows_already_in_memory_are_used_as_they_are() -> None:
     for n_rows, n_columns in [(200, 9_000), (30_000, 500), (20_000, 40_000), (60_000, 5_000)]:
         assert choose(Shape(n_rows, n_columns, held=True), n_samples=3, memory_limit=100 * GIB).storage == "device"
 

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import matrix_from_singular_values, rand, randn
 from nullbayes.errors import NullBayesError, SettingsError
 from nullbayes.projectors import Alternating, Krylov
 from nullbayes.projectors.sweep import coarse_space
 from nullbayes.testing import cases, kernel_projector
+from support.drawing import matrix_from_singular_values, rand, randn
 
 CASES = {case.name: case for case in cases(torch.get_default_device())}
 SPECTRA = {
@@ -41,7 +41,7 @@ def unit(matrix: Tensor) -> Tensor:
 @dtypes
 @pytest.mark.parametrize("dimension", [1, 8, 30])
 @pytest.mark.parametrize("case", sorted(set(CASES) - {"power_law"}))
-def test_basis_is_orthonormal_and_has_no_part_in_the_kernel(case: str, dimension: int, dtype: torch.dtype) -> None:
+def test_basis_is_orthonormal_and_orthogonal_to_the_null_space(case: str, dimension: int, dtype: torch.dtype) -> None:
     matrix = CASES[case].matrix.to(dtype)
     basis = coarse_space(nb.DenseRows(matrix, 10), dimension).basis
     rank = CASES[case].rank
@@ -55,7 +55,7 @@ def test_basis_is_orthonormal_and_has_no_part_in_the_kernel(case: str, dimension
 
 @every_spectrum
 @pytest.mark.parametrize("dimension", [5, 20])
-def test_it_holds_nearly_as_much_of_the_rows_as_any_space_of_its_size(sigma: Tensor, dimension: int) -> None:
+def test_coarse_space_is_nearly_the_best_of_its_dimension(sigma: Tensor, dimension: int) -> None:
     matrix = with_spectrum(sigma) * (10 ** (4 * rand(80, 1, dtype=torch.float64, generator=seeded(5)) - 2))
     basis = coarse_space(nb.DenseRows(matrix), dimension).basis
     rows = unit(matrix)  # whatever their length: the steps do not depend on it either
@@ -73,7 +73,7 @@ def test_leading_directions_before_a_gap_are_found_to_high_precision() -> None:
 
 @dtypes
 @pytest.mark.parametrize("size", [1e-25, 1e12])
-def test_length_of_the_rows_does_not_matter(size: float, dtype: torch.dtype) -> None:
+def test_norms_of_the_rows_do_not_matter(size: float, dtype: torch.dtype) -> None:
     matrix = with_spectrum(SPECTRA["gap"]).to(dtype)
     mixed = matrix.clone()
     mixed[::2] *= size
@@ -81,7 +81,7 @@ def test_length_of_the_rows_does_not_matter(size: float, dtype: torch.dtype) -> 
     assert torch.linalg.svdvals(basis.double() @ same.double().T).min() > 1 - 1e-4
 
 
-def test_what_is_removed_is_the_part_inside() -> None:
+def test_removed_is_the_part_in_the_coarse_space() -> None:
     coarse = coarse_space(nb.DenseRows(with_spectrum(SPECTRA["power law"])), 12)
     vectors = gaussian(3, 120)
     removed = coarse.correction(vectors)
@@ -90,7 +90,7 @@ def test_what_is_removed_is_the_part_inside() -> None:
     assert coarse.correction(vectors - removed).norm() < 1e-12
 
 
-def test_it_is_the_same_at_every_call() -> None:
+def test_coarse_space_is_deterministic() -> None:
     rows = nb.DenseRows(with_spectrum(SPECTRA["power law"]))
     assert torch.equal(coarse_space(rows, 6).basis, coarse_space(rows, 6).basis)
 
@@ -114,7 +114,7 @@ def test_conjugate_gradients_need_fewer_sweeps_where_the_blocks_are_many() -> No
 @pytest.mark.parametrize("dimension", [1, 10, 200])
 @pytest.mark.parametrize("case", ["full_rank", "repeated_rows", "zero_rows", "tall_rank_deficient", "all_zero"])
 @pytest.mark.parametrize("kind", [Alternating, Krylov])
-def test_projection_is_the_same_as_without(
+def test_projection_is_the_same_with_and_without_a_coarse_space(
     kind: type[Alternating | Krylov], case: str, dimension: int, dtype: torch.dtype
 ) -> None:
     matrix = CASES[case].matrix
@@ -129,7 +129,7 @@ def test_projection_is_the_same_as_without(
 
 
 @pytest.mark.parametrize("dimension", [5, 200])
-def test_sum_of_the_steps_stays_symmetric_and_vanishes_on_the_kernel_alone(dimension: int) -> None:
+def test_sum_of_the_steps_is_symmetric_and_zero_on_the_null_space_alone(dimension: int) -> None:
     case = CASES["zero_rows"]
     state = Alternating(coarse=dimension).prepare(nb.DenseRows(case.matrix, case.block_rows))
     assert state.coarse is not None
@@ -147,7 +147,7 @@ def test_dimension_below_zero_is_refused() -> None:
         Alternating(coarse=-1)
 
 
-def test_rows_without_lengths_are_refused() -> None:
+def test_rows_whose_norms_overflow_are_refused() -> None:
     rows = nb.DenseRows(torch.full((3, 4), 1e200, dtype=torch.float64))
     with pytest.raises(NullBayesError, match="squares overflow"):
         coarse_space(rows, 2)

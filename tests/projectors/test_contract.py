@@ -9,8 +9,8 @@ import nullbayes as nb
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Outcome
 from nullbayes.testing import cases
-from projectors import table
-from projectors.table import (
+from support import projector_table
+from support.projector_table import (
     CASES,
     PROJECTORS,
     RTOL,
@@ -31,7 +31,7 @@ from projectors.table import (
 
 
 @every_pair
-def test_shapes_and_dtypes(name: str, case: str) -> None:
+def test_projections_have_the_right_shapes_and_dtypes(name: str, case: str) -> None:
     solved = solve(name, case)
     directions, info = solved.result.directions, solved.result.info
     assert directions.shape == solved.noise.shape
@@ -59,7 +59,7 @@ def test_converged_means_a_residual_within_the_tolerance(name: str, case: str) -
 
 
 @every_pair
-def test_converged_is_the_stopping_sentence(name: str, case: str) -> None:
+def test_converged_follows_the_stopping_rule(name: str, case: str) -> None:
     solved = solve(name, case)
     info = solved.result.info
     assert torch.equal(info.converged, solved.after <= RTOL * solved.before)
@@ -67,7 +67,7 @@ def test_converged_is_the_stopping_sentence(name: str, case: str) -> None:
 
 
 @every_pair
-def test_whoever_asked_is_warned_unless_it_converged(name: str, case: str) -> None:
+def test_a_projection_that_does_not_converge_warns_at_the_line_of_the_caller(name: str, case: str) -> None:
     solved = solve(name, case)
     info = solved.result.info
     if info.outcome is Outcome.CONVERGED:
@@ -77,11 +77,11 @@ def test_whoever_asked_is_warned_unless_it_converged(name: str, case: str) -> No
         assert warning.category is ConvergenceWarning
         assert info.outcome.value in str(warning.message)
         assert f"{int((~info.converged).sum())} of {S} samples" in str(warning.message)
-        assert warning.filename == table.__file__
+        assert warning.filename == projector_table.__file__
 
 
 @pairs(lambda name, case: not stalls(name, case))
-def test_projection_is_the_oracles(name: str, case: str) -> None:
+def test_projection_matches_the_dense_answer(name: str, case: str) -> None:
     solved = solve(name, case)
     assert solved.result.info.converged.all()
     error = solved.result.directions - solved.noise @ oracle(case)
@@ -99,14 +99,14 @@ def test_cases_that_stall_are_the_ones_listed(name: str, case: str) -> None:
 
 
 @every_pair
-def test_kernel_is_untouched_even_where_it_stalls(name: str, case: str) -> None:
+def test_the_part_in_the_null_space_is_unchanged_even_where_a_projector_stalls(name: str, case: str) -> None:
     solved = solve(name, case)
     moved = (solved.result.directions - solved.noise) @ oracle(case)
     assert (moved.norm(dim=1) <= rounding(name, case) * solved.noise.norm(dim=1)).all()
 
 
 @every_pair
-def test_kernel_dimension_is_exact_with_a_rank_and_estimated_without(name: str, case: str) -> None:
+def test_null_space_dimension_is_exact_with_a_rank_and_estimated_without(name: str, case: str) -> None:
     solved = solve(name, case)
     info = solved.result.info
     if info.rank is not None:
@@ -132,7 +132,7 @@ def test_standard_error_of_one_sample_is_that_of_a_projector(name: str) -> None:
 
 
 @pairs(lambda name, case: not stalls(name, case))
-def test_callback_is_told_of_growing_sweeps_and_the_last_residual(name: str, case: str) -> None:
+def test_callback_gets_increasing_sweeps_and_the_last_residual(name: str, case: str) -> None:
     solved = solve(name, case)
     sweeps = [k for k, _ in solved.calls]
     if solved.result.info.sweeps == 0:
@@ -146,7 +146,7 @@ def test_callback_is_told_of_growing_sweeps_and_the_last_residual(name: str, cas
 
 
 @pairs(lambda name, case: not stalls(name, case))
-def test_state_is_not_used_up_and_nothing_is_overwritten(name: str, case: str) -> None:
+def test_state_can_be_reused_and_nothing_is_overwritten(name: str, case: str) -> None:
     solved = solve(name, case)
     fresh = {case.name: case for case in cases(torch.get_default_device())}[case]
     again = solved.noise.clone()
@@ -158,7 +158,7 @@ def test_state_is_not_used_up_and_nothing_is_overwritten(name: str, case: str) -
 
 @pytest.mark.parametrize("case", ["full_rank", "zero_rows", "more_rows_than_columns", "rows_of_very_different_length"])
 @every_projector
-def test_batch_is_a_loop(name: str, case: str) -> None:
+def test_a_batch_of_samples_gives_what_a_loop_gives(name: str, case: str) -> None:
     matrix, block_rows = CASES[case].matrix, CASES[case].block_rows
     projector = PROJECTORS[name](1e-6)
     state = projector.prepare(nb.DenseRows(matrix, block_rows))

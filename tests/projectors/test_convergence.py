@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import matrix_from_singular_values, randn
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Outcome, Projection, Projector
 from nullbayes.testing import cases, kernel_projector
+from support.drawing import matrix_from_singular_values, randn
 
 CASES = {case.name: case for case in cases(torch.get_default_device())}
 
@@ -101,9 +101,7 @@ def test_default_block_is_the_rows_own_then_all_of_them() -> None:
 
 
 @pytest.mark.parametrize(("kind", "limit", "done"), [(Alternating, 7, 7), (Krylov, 7, 7), (Krylov, 1, 1)])
-def test_sweeps_run_out_when_told_to_and_say_what_to_do(
-    kind: type[Alternating | Krylov], limit: int, done: int
-) -> None:
+def test_max_sweeps_ends_the_iteration_with_advice(kind: type[Alternating | Krylov], limit: int, done: int) -> None:
     matrix = CASES["nearly_parallel_blocks"].matrix
     projector = kind(rtol=1e-8, max_sweeps=limit)
     with pytest.warns(ConvergenceWarning, match="block_rows"):
@@ -140,7 +138,9 @@ BEYOND = sorted(set(CASES) - {"all_zero", "more_rows_than_columns", "power_law"}
 
 @pytest.mark.parametrize(("dtype", "level"), [(torch.float64, 1e-11), (torch.float32, 1e-4)], ids=["64", "32"])
 @pytest.mark.parametrize("case", BEYOND)
-def test_krylov_beyond_convergence_does_not_drift_into_the_kernel(case: str, dtype: torch.dtype, level: float) -> None:
+def test_krylov_beyond_convergence_does_not_change_the_part_in_the_null_space(
+    case: str, dtype: torch.dtype, level: float
+) -> None:
     """Once its gradient is all rounding, plain conjugate gradients on I - Q add any multiple of the kernel to v."""
     matrix = CASES[case].matrix.to(dtype)
     noise = gaussian(3, matrix.shape[1]).to(dtype)
@@ -155,7 +155,7 @@ def test_krylov_beyond_convergence_does_not_drift_into_the_kernel(case: str, dty
 
 
 @pytest.mark.parametrize("kind", [Alternating, Krylov])
-def test_rounding_ends_in_stagnation(kind: type[Alternating | Krylov]) -> None:
+def test_a_tolerance_below_rounding_ends_in_stagnation(kind: type[Alternating | Krylov]) -> None:
     info = quietly(kind(rtol=1e-30, max_sweeps=5000), CASES["one_block"].matrix, gaussian(3, 80), 36).info
     assert info.outcome is Outcome.STAGNATED
     assert info.sweeps < 5000
@@ -183,7 +183,7 @@ def test_lanczos_is_near_the_best_subspace_of_its_rank() -> None:
 
 
 @pytest.mark.parametrize("rank", [5, 10, 20])
-def test_lanczos_leaves_the_kernel_alone_while_it_is_truncated(rank: int) -> None:
+def test_truncated_lanczos_leaves_the_null_space_alone(rank: int) -> None:
     matrix = CASES["full_rank"].matrix
     noise = gaussian(3, 100)
     projection = quietly(Lanczos(rank=rank), matrix, noise)
@@ -263,7 +263,7 @@ def test_truncation_holds_short_rows_as_well_as_long_ones(name: str) -> None:
 
 
 @every_truncated
-def test_truncation_below_rounding_is_the_kernel_itself(name: str) -> None:
+def test_truncation_below_rounding_gives_the_null_space_itself(name: str) -> None:
     matrix = CASES["full_rank"].matrix
     noise = gaussian(3, 100)
     projection = quietly(TRUNCATED[name](truncate=True, rtol=1e-12), matrix, noise)

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import NullBayesError, SettingsError
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Outcome, Projector
-from projectors.table import CASES, PROJECTORS, RTOL, every_projector, gaussian, oracle, solve
+from support.drawing import randn
+from support.projector_table import CASES, PROJECTORS, RTOL, every_projector, gaussian, oracle, solve
 
 
 @pytest.mark.parametrize("case", ["full_rank", "zero_rows", "all_zero", "power_law"])
@@ -30,14 +30,14 @@ def test_rows_of_zeros_return_the_noise_itself(name: str) -> None:
 
 
 @every_projector
-def test_empty_kernel_leaves_nothing(name: str) -> None:
+def test_an_empty_null_space_leaves_zero_directions(name: str) -> None:
     solved = solve(name, "more_rows_than_columns")
     assert (solved.result.directions.norm(dim=1) <= 1e-7 * solved.noise.norm(dim=1)).all()
     assert abs(solved.result.info.kernel_dimension) < 1e-6
 
 
 @every_projector
-def test_noise_in_the_kernel_stays(name: str) -> None:
+def test_noise_in_the_null_space_is_unchanged(name: str) -> None:
     matrix = CASES["one_block"].matrix
     inside = gaussian(2, 80) @ oracle("one_block")
     projector = Lanczos(rank=10) if name == "Lanczos" else PROJECTORS[name](RTOL)
@@ -109,13 +109,13 @@ def test_no_sweeps_at_all_are_refused(kind: type[Alternating] | type[Krylov]) ->
 
 @pytest.mark.parametrize("cutoff", [-1.0, 1.0, 2.0, float("nan")])
 @pytest.mark.parametrize("kind", [ExactDual, ExactPrimal])
-def test_cuts_that_keep_nothing_are_refused(kind: type[ExactDual] | type[ExactPrimal], cutoff: float) -> None:
+def test_cutoffs_outside_zero_to_one_are_refused(kind: type[ExactDual] | type[ExactPrimal], cutoff: float) -> None:
     with pytest.raises(SettingsError, match="0 <= cutoff < 1"):
         kind(cutoff=cutoff)
 
 
 @pytest.mark.parametrize("rank", [0, -1])
-def test_empty_bases_are_refused(rank: int) -> None:
+def test_a_lanczos_rank_below_one_is_refused(rank: int) -> None:
     with pytest.raises(SettingsError, match="rank must be at least 1"):
         Lanczos(rank=rank)
 
@@ -147,7 +147,7 @@ class Spoiled(nb.MatrixFreeRows):
 @pytest.mark.parametrize(
     "projector", [ExactDual(), ExactPrimal(), Alternating(), Krylov(), Lanczos(rank=6)], ids=lambda p: type(p).__name__
 )
-def test_a_product_that_is_nan_stops_a_projection_or_is_not_used(projector: Projector) -> None:
+def test_a_nan_product_raises_an_error_or_is_not_used(projector: Projector) -> None:
     generator = torch.Generator().manual_seed(0)
     rows = Spoiled(randn(6, 10, generator=generator, dtype=torch.float64))
     noise, state = randn(2, 10, generator=generator, dtype=torch.float64), projector.prepare(rows)

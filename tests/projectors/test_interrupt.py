@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, Krylov, Outcome, Projection, Projector
 from nullbayes.testing import cases
+from support.models import CLASSIFICATION, MLP
 
 MATRIX = next(case.matrix for case in cases(torch.get_default_device()) if case.name == "nearly_parallel_blocks")
 NOISE = torch.randn(4, 100, dtype=torch.float64)
@@ -57,7 +57,7 @@ def prepared(projector: Projector) -> tuple[Interrupting, object]:
 
 @each_method
 @pytest.mark.parametrize("use", [12, 17, 41, 64, 90, 133])  # the first of them in the first step
-def test_last_finished_step_is_what_is_left(make: Callable[..., Projector], use: int) -> None:
+def test_an_interrupt_keeps_the_last_finished_step(make: Callable[..., Projector], use: int) -> None:
     projector = make(1000)
     rows, state = prepared(projector)
     rows.stops = {use}
@@ -78,7 +78,7 @@ def test_last_finished_step_is_what_is_left(make: Callable[..., Projector], use:
     torch.testing.assert_close(projection.info.residual, residual)
 
 
-def test_interrupt_outside_a_step_keeps_what_was_measured() -> None:
+def test_an_interrupt_between_steps_keeps_the_last_measurement() -> None:
     def callback(sweeps: int, _: Tensor) -> None:
         if sweeps == 3:
             raise KeyboardInterrupt
@@ -95,7 +95,7 @@ def test_interrupt_outside_a_step_keeps_what_was_measured() -> None:
 
 
 @each_method
-def test_second_interrupt_goes_through(make: Callable[..., Projector]) -> None:
+def test_a_second_interrupt_is_raised(make: Callable[..., Projector]) -> None:
     projector = make(1000)
     rows, state = prepared(projector)
     rows.stops = {17, 18}
@@ -155,7 +155,7 @@ def test_interrupted_extension_keeps_the_earlier_samples() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
-def test_interrupted_exact_variance_is_none() -> None:
+def test_an_interrupted_exact_variance_raises() -> None:
     posterior = fitted(LONG["Alternating"], 2)
     with pytest.warns(ConvergenceWarning, match="stopped by the user"), pytest.raises(KeyboardInterrupt):
         posterior.functional_variance(CLASSIFICATION.data(n=6)[0], exact=True)

@@ -10,7 +10,7 @@ import nullbayes as nb
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.linalg.held import HeldRows
 from nullbayes.projectors import Alternating, Krylov, Outcome
-from projectors.table import (
+from support.projector_table import (
     CASES,
     PROJECTORS,
     WELL_CONDITIONED,
@@ -91,7 +91,7 @@ def test_projection_of_halved_rows_meets_the_tolerance_on_the_true_ones(name: st
 
 
 @pairs(lambda name, case: case in ("full_rank", "step", "one_block"))
-def test_tolerance_that_halved_rows_cannot_meet_is_said_to_be_missed(name: str, case: str) -> None:
+def test_tolerance_that_halved_rows_cannot_meet_is_reported_as_missed(name: str, case: str) -> None:
     matrix = CASES[case].matrix
     projector, noise = PROJECTORS[name](1e-6), gaussian(3, matrix.shape[1])
     with pytest.warns(ConvergenceWarning):

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import matrix_from_singular_values, rand, randint, randn, randperm
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Projector
 from nullbayes.testing import kernel_projector
+from support.drawing import matrix_from_singular_values, rand, randint, randn, randperm
 
 TIGHT = 1e-11
 PROJECTORS: dict[str, Callable[[], Projector]] = {
@@ -61,7 +61,7 @@ def assert_near(left: Tensor, right: Tensor, atol: float = 1e-9) -> None:
 @every_projector
 @few
 @given(matrix=matrices(), block_rows=block_sizes)
-def test_map_is_the_orthogonal_projection_on_the_kernel(name: str, matrix: Tensor, block_rows: int) -> None:
+def test_map_is_the_orthogonal_projection_on_the_null_space(name: str, matrix: Tensor, block_rows: int) -> None:
     map_ = as_matrix(name, matrix, block_rows)
     expected = kernel_projector(matrix)
     assert_near(map_ @ map_, map_)
@@ -134,7 +134,7 @@ def odd_matrices(draw: st.DrawFn) -> Tensor:
     matrix=odd_matrices(), block_rows=st.integers(1, 40), exponent=st.sampled_from([-30, 30, -20, 20, -8, 8, 0]),
     n_samples=st.integers(1, 3), seed=st.integers(0, 1000),
 )  # fmt: skip
-def test_projection_is_the_oracles_at_every_scale(
+def test_projection_matches_the_dense_answer_at_every_scale(
     name: str, dtype: torch.dtype, matrix: Tensor, block_rows: int, exponent: int, n_samples: int, seed: int
 ) -> None:
     rtol, atol = PRECISIONS[dtype]

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, Iterative, Krylov, Outcome, Projection
 from nullbayes.testing import cases
+from support.drawing import randn
 
 MATRIX = next(case.matrix for case in cases(torch.get_default_device()) if case.name == "nearly_parallel_blocks")
 NOISE = randn(5, 100, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -75,7 +75,9 @@ def same(left: Projection, right: Projection) -> bool:
 
 
 @each_end
-def test_every_state_leads_to_the_same_end(make: Callable[[], Iterative], outcome: Outcome) -> None:
+def test_resuming_from_every_stored_state_gives_the_same_result(
+    make: Callable[[], Iterative], outcome: Outcome
+) -> None:
     kept = Memory()
     whole = project(make(), kept)
     assert whole.info.outcome is outcome
@@ -88,7 +90,9 @@ def test_every_state_leads_to_the_same_end(make: Callable[[], Iterative], outcom
 
 
 @each_end
-def test_every_interruption_leads_to_the_same_end(make: Callable[[], Iterative], outcome: Outcome) -> None:
+def test_resuming_after_every_interruption_gives_the_same_result(
+    make: Callable[[], Iterative], outcome: Outcome
+) -> None:
     rows = Interrupted(MATRIX)
     whole = project(make(), Memory(), rows)
     stopped = set()
@@ -105,7 +109,7 @@ def test_every_interruption_leads_to_the_same_end(make: Callable[[], Iterative],
     assert False in stopped
 
 
-def test_an_interrupted_measurement_is_made_again() -> None:
+def test_an_interrupted_measurement_is_repeated() -> None:
     def stop(sweeps: int, _: Tensor) -> None:
         if sweeps == wanted:
             raise KeyboardInterrupt

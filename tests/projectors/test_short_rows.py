@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Projector
+from support.drawing import randn
 
 LONG, SHORT, COLUMNS = 20, 30, 80
 
@@ -33,7 +33,7 @@ each_projector = pytest.mark.parametrize(
 
 
 @each_projector
-def test_short_rows_cost_no_dimensions(projector: Projector, columns: int) -> None:
+def test_short_rows_do_not_reduce_the_null_space_dimension(projector: Projector, columns: int) -> None:
     noise = randn(40, columns, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = {}
     for spares in (True, False):
@@ -45,7 +45,7 @@ def test_short_rows_cost_no_dimensions(projector: Projector, columns: int) -> No
     assert found[False] < columns - LONG - 15
 
 
-def test_rows_that_are_not_short_are_held_as_before() -> None:
+def test_rows_that_are_not_short_are_projected_as_before() -> None:
     noise = randn(5, COLUMNS, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     spared, held = (
         Krylov(rtol=1e-2).apply(Krylov(rtol=1e-2).prepare(rows_of(spares=spares, ratio=0.5)), noise).directions
@@ -54,7 +54,7 @@ def test_rows_that_are_not_short_are_held_as_before() -> None:
     assert torch.equal(spared, held)
 
 
-def test_the_rows_of_losses_are_spared_and_those_of_outputs_are_not() -> None:
+def test_short_rows_are_spared_for_losses_and_not_for_outputs() -> None:
     assert nb.LossJacobian.spares_short_rows
     assert not nb.OutputJacobian.spares_short_rows
     x = randn(6, 2, generator=torch.Generator().manual_seed(0))

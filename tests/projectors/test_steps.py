@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import matrix_from_singular_values, rand, randn
 from nullbayes.errors import NullBayesError
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.spectral import factor_normal
 from nullbayes.projectors import Alternating, Krylov
 from nullbayes.projectors.sweep import DualStep, PrimalStep, dual_step, gram_precision, primal_step
 from nullbayes.testing import cases, kernel_projector
+from support.drawing import matrix_from_singular_values, rand, randn
 
 CASES = {case.name: case for case in cases(torch.get_default_device())}
 every_case = pytest.mark.parametrize("case", CASES)
@@ -63,7 +63,9 @@ def test_both_steps_are_the_same_map(case: str, shift: float) -> None:
 @shifts
 @pytest.mark.parametrize("make", [dual, primal])
 @every_case
-def test_map_is_symmetric_below_one_and_vanishes_on_the_kernel_alone(case: str, make: Make, shift: float) -> None:
+def test_map_is_symmetric_with_eigenvalues_below_one_and_zero_on_the_null_space_alone(
+    case: str, make: Make, shift: float
+) -> None:
     matrix = CASES[case].matrix
     map_ = as_matrix(make(matrix, shift), matrix.shape[1])
     torch.testing.assert_close(map_, map_.T, rtol=0, atol=1e-9)
@@ -93,7 +95,7 @@ def test_length_of_the_rows_does_not_change_the_map(make: Make) -> None:
 
 
 @pytest.mark.parametrize("shape", [(9, 9), (9, 8), (8, 9)], ids=str)
-def test_all_rows_in_one_block_go_by_the_smaller_matrix(shape: tuple[int, int]) -> None:
+def test_all_rows_in_one_block_use_the_smaller_matrix(shape: tuple[int, int]) -> None:
     rows = nb.DenseRows(gaussian(*shape))
     (step,) = Alternating().prepare(rows).steps
     assert isinstance(step, PrimalStep if shape[0] > shape[1] else DualStep)
@@ -102,7 +104,7 @@ def test_all_rows_in_one_block_go_by_the_smaller_matrix(shape: tuple[int, int]) 
     assert all(isinstance(step, DualStep) for step in many)
 
 
-def test_default_shift_is_half_the_tolerance_of_who_asks() -> None:
+def test_default_shift_is_half_the_tolerance_of_the_outer_projector() -> None:
     rows = nb.DenseRows(gaussian(6, 9))
     assert Alternating(rtol=1e-3).prepare(rows).steps[0].factor.shift == 5e-4
     assert Krylov(Alternating(rtol=1e-3), rtol=1e-2).prepare(rows).steps[0].factor.shift == 5e-3
@@ -164,7 +166,7 @@ def test_float32_factors_of_nearly_equal_rows_do_not_overshoot(n_rows: int) -> N
 # --- the normal matrix ---
 
 
-def test_rounding_of_the_normal_factor_is_known() -> None:
+def test_rounding_of_the_normal_factor_stays_within_its_bound() -> None:
     """What a step takes from a vector in the kernel is no more than the factor says."""
     for scale in (1.0, 30.0, 1000.0):  # of the largest eigenvalue: many equal rows
         matrix = matrix_from_singular_values([scale] + [1.0] * 19, 60, 40, seeded(3))
@@ -178,7 +180,7 @@ def test_rounding_of_the_normal_factor_is_known() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["32", "64"])
 @pytest.mark.parametrize("shift", [0.0, 1e-12, None])
-def test_conjugate_gradients_by_the_normal_matrix_do_not_feed_on_rounding(
+def test_conjugate_gradients_by_the_normal_matrix_do_not_amplify_rounding(
     shift: float | None, dtype: torch.dtype
 ) -> None:
     """Below the rounding of its factor, a gradient is any vector in the kernel, and a step along it any length."""
@@ -192,7 +194,7 @@ def test_conjugate_gradients_by_the_normal_matrix_do_not_feed_on_rounding(
 
 
 @pytest.mark.parametrize("shift", [0.0, 5e-3])
-def test_rows_of_zeros_take_nothing_away(shift: float) -> None:
+def test_zero_rows_remove_nothing(shift: float) -> None:
     for make in (dual, primal):
         assert as_matrix(make(torch.zeros(5, 3, dtype=torch.float64), shift), 3).abs().max() < 1e-15
 
@@ -215,6 +217,6 @@ def test_shift_of_the_normal_matrix_grows_until_it_can_be_factored() -> None:
 
 
 @pytest.mark.parametrize("shift", [-1.0, float("inf"), float("nan")])
-def test_shifts_that_are_no_numbers_are_refused(shift: float) -> None:
+def test_shifts_that_are_not_finite_are_refused(shift: float) -> None:
     with pytest.raises(nb.errors.SettingsError, match="shift must be a number of at least 0"):
         Alternating(shift=shift)

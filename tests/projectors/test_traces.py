@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nullbayes.projectors.stopping import mean_and_error, traces
-from projectors.table import gaussian
+from support.projector_table import gaussian
 
 
 @pytest.mark.parametrize(("size", "rank"), [(5, 1), (30, 10), (30, 29), (30, 30), (30, 0)])
@@ -20,7 +20,7 @@ def test_estimate_of_the_trace_is_unbiased_and_never_above_the_size(size: int, r
     assert float(estimates.std()) == pytest.approx(spread, rel=0.05, abs=1e-9)
 
 
-def test_estimate_holds_for_maps_that_are_no_projections() -> None:
+def test_estimate_holds_for_maps_that_are_not_projections() -> None:
     values = gaussian(1, 40)[0].sigmoid()
     noise = gaussian(20_000, 40, seed=1)
     estimates = traces(noise.float(), noise.float() * values.float())

@@ -64,7 +64,7 @@ def test_cases_are_the_same_at_every_call_and_leave_the_global_generator_alone()
         assert torch.equal(case.matrix, BY_NAME[case.name].matrix)
 
 
-def test_some_case_has_a_smaller_last_block() -> None:
+def test_a_case_has_a_smaller_last_block() -> None:
     assert any(len(case.matrix) % case.block_rows for case in cases())
 
 
@@ -204,11 +204,11 @@ def test_rtol_moves_small_singular_values_into_the_kernel() -> None:
     assert kernel_dimension(1e-6 * step, 1e-3) == 80  # relative to the largest
 
 
-def test_rounding_of_a_float32_matrix_is_no_rank() -> None:
+def test_rounding_of_a_float32_matrix_does_not_count_as_rank() -> None:
     rounded = BY_NAME["tall_rank_deficient"].matrix.float()
     assert kernel_dimension(rounded) == 30
     assert kernel_dimension(rounded.double()) == 0
 
 
-def test_no_rows_leave_everything_to_the_kernel() -> None:
+def test_a_matrix_without_rows_has_the_whole_space_as_null_space() -> None:
     torch.testing.assert_close(kernel_projector(torch.zeros(0, 4)), torch.eye(4, dtype=torch.float64))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import drawing
+from support import drawing
 
 
 class Pooled(nn.Module):

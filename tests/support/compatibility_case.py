@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drawing import randint, randn
+from support.drawing import randint, randn
 
 Inputs = Callable[[int, torch.Generator], Any]
 LAYERS, FORWARD = "by layers (100% of the parameters)", "forward mode"

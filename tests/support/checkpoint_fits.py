@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.projectors import Alternating, Krylov
+from support.models import CLASSIFICATION, MLP
 
 KRYLOV = Krylov(Alternating(block_rows=3), rtol=1e-2)
 PROJECTORS: dict[str, Any] = {
@@ -25,7 +25,7 @@ PROJECTORS: dict[str, Any] = {
 }
 
 
-def fit(projector: Any = KRYLOV, kind: type = nb.ProjectedPosterior, **settings: Any) -> Any:
+def fit_in_sweeps(projector: Any = KRYLOV, kind: type = nb.ProjectedPosterior, **settings: Any) -> Any:
     given = {"model": MLP.build(), "data": [CLASSIFICATION.data(n=12)], "n_samples": 4, "progress": False, **settings}
     options = {name: given.pop(name) for name in ("parameters", "hessian") if name in given}
     posterior = kind(given.pop("model"), prior_precision=1.0, **options)
@@ -74,4 +74,4 @@ def interrupted(path: Path, sweep: int = 7, **settings: Any) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Checkpoint, "save", stop)
         with pytest.warns(ConvergenceWarning, match="stopped by the user"):
-            return fit(checkpoint=path, **{"generator": seeded(), **settings})
+            return fit_in_sweeps(checkpoint=path, **{"generator": seeded(), **settings})

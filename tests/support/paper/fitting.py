@@ -4,7 +4,7 @@ import torch
 
 import nullbayes as nb
 from nullbayes.projectors import ExactDual, ExactPrimal, Projector
-from paper.networks import Trained
+from support.paper.networks import Trained
 
 EXACT: list[Projector] = [ExactDual(), ExactPrimal()]
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP, Task
 from nullbayes import io
+from support.models import CLASSIFICATION, MLP, Task
 
 EXACT = nb.projectors.ExactDual()
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
@@ -20,7 +20,9 @@ X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 Change = Callable[[dict[str, Any], dict[str, Any]], Any]  # of the tensors and the header, in place
 
 
-def fit(kind: type = nb.ProjectedPosterior, task: Task = CLASSIFICATION, n_samples: int = 4, **settings: Any) -> Any:
+def fit_mlp(
+    kind: type = nb.ProjectedPosterior, task: Task = CLASSIFICATION, n_samples: int = 4, **settings: Any
+) -> Any:
     options = {"projector": EXACT, "progress": False, "generator": torch.Generator().manual_seed(0), **settings}
     model = MLP.build(task.outputs)
     return kind(model, task.likelihood, prior_precision="optimal").fit([task.data()], n_samples, **options)

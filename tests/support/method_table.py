@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP, Task
 from nullbayes import baselines
+from support.models import CLASSIFICATION, MLP, Task
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")

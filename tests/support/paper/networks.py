@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from drawing import randn
-from paper import oracle
+from support.drawing import randn
+from support.paper import oracle
 
 
 @dataclass(frozen=True, eq=False)

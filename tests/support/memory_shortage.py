@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from models import CLASSIFICATION, MLP
+from support.models import CLASSIFICATION, MLP
 
 MIB = 2**20
 
@@ -29,7 +29,7 @@ def problem(device: str = "cpu") -> tuple[nn.Module, list[tuple[Tensor, Tensor]]
     return model, [(torch.randn(250, 64).to(device), torch.randint(0, 10, (250,)).to(device))]
 
 
-def fit(model: nn.Module, data: Any, projector: Any, **options: Any) -> Any:
+def fit_with_projector(model: nn.Module, data: Any, projector: Any, **options: Any) -> Any:
     generator, n = torch.Generator().manual_seed(0), options.pop("n_samples", 8)
     posterior = options.pop("kind", nb.ProjectedPosterior)(model, prior_precision=1.0)
     return posterior.fit(data, n, projector=projector, tolerance=0.1, generator=generator, progress=False, **options)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from drawing import randn
-from zoo import Wired
+from support.drawing import randn
+from support.zoo import Wired
 
 D = torch.float64
 X, Y = (randn(9, width, generator=torch.Generator().manual_seed(width), dtype=D) for width in (4, 2))
@@ -23,7 +23,7 @@ def two(forward: Callable[..., Tensor], **more: nn.Module) -> nn.Module:
     return Wired(forward, a=nn.Linear(4, 30), h=nn.Linear(30, 2), **more).double()
 
 
-def fit(model: nn.Module, x: Any = X, y: Tensor = Y, **options: Any) -> Any:
+def fit_two_layers(model: nn.Module, x: Any = X, y: Tensor = Y, **options: Any) -> Any:
     return nb.ProjectedPosterior(model, "regression", prior_precision=1.0, **options).fit([(x, y)], 8, progress=False)
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from drawing import randn
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Projection, Projector
 from nullbayes.testing import Case, cases, kernel_projector
+from support.drawing import randn
 
 RTOL = 1e-8
 S = 5

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from drawing import randn, randperm
 from nullbayes.linalg.held import HeldRows
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
+from support.drawing import randn, randperm
 
 
 class Layer(NamedTuple):

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
-import zoo
-from table_entry import LAYERS, Case, labels, masked_words, numbers, tags, words
+from support import zoo
+from support.compatibility_case import LAYERS, Case, labels, masked_words, numbers, tags, words
 
 VMAP, SINGLY, ROWS = "vmap(jacrev)", "example by example", "rows"
 

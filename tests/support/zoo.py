@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 import nullbayes as nb
-from table_entry import numbers, words
+from support.compatibility_case import numbers, words
 
 
 class Wired(nn.Module):

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task, jacobian, loss_jacobian
 from nullbayes.projectors import Alternating, ExactDual, Krylov
+from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task, jacobian, loss_jacobian
 
 EXACT = ExactDual()
 ITERATIVE = Krylov(Alternating(block_rows=4), rtol=1e-9)
@@ -27,7 +27,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def fit(kind: type, task: Task = CLASSIFICATION, n_samples: int = 5, seed: int = 0, **settings: Any) -> Any:
+def fit_mlp(kind: type, task: Task = CLASSIFICATION, n_samples: int = 5, seed: int = 0, **settings: Any) -> Any:
     """A fit at the closed form of the precision: test_promise.py is about the default."""
     model = MLP.build(task.outputs)
     settings = {"projector": EXACT, "generator": seeded(seed), "progress": False, **settings}

@@ -8,8 +8,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from model_table import CASES, REFUSED
 from nullbayes.errors import NullBayesError
+from support.compatibility_table import CASES, REFUSED
 
 FILE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 HEAD = """\

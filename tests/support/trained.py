@@ -7,9 +7,9 @@ import functools
 import torch
 from torch import Tensor, nn
 
-from drawing import randn
-from models import BINARY, CLASSIFICATION, MULTILABEL, Task
 from nullbayes.likelihoods import resolve
+from support.drawing import randn
+from support.models import BINARY, CLASSIFICATION, MULTILABEL, Task
 
 N = 60
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
-from drawing import randint, randn
+from support.drawing import randint, randn
 
 # --- networks ---------------------------------------------------------------------------------------------------------
 
@@ -254,7 +254,7 @@ MODELS = (
     Model("residual", Residual, vectors, "mixed"),
     Model("attention", Attention, sequences, "plain"),
 )
-MLP, CNN, BATCHNORM, ATTENTION = MODELS[0], MODELS[3], MODELS[5], MODELS[17]
+MLP, CNN, BATCHNORM, ATTENTION = MODELS["mlp"], MODELS["cnn"], MODELS["batchnorm"], MODELS["attention"]
 
 
 def call(model: nn.Module, x: Any) -> Tensor:
