@@ -49,7 +49,7 @@ class BlockSweeps:
         self, rows: nb.Rows, block_rows: int, *, formed: nb.Rows | None = None, cutoff: float | None = None
     ) -> None:
         self.rows = rows
-        size = max(1, block_rows // rows.granule) * rows.granule
+        size = max(1, block_rows // rows.rows_per_example) * rows.rows_per_example
         self.cuts = [(start, min(start + size, rows.n_rows)) for start in range(0, rows.n_rows, size)]
         self.cutoff = torch.finfo(rows.dtype).eps if cutoff is None else cutoff
         with Clock(rows.device) as clock:
@@ -102,8 +102,8 @@ class PublishedSweeps(BlockSweeps):
     """
 
     def __init__(self, kind: type, model: nn.Module, x: Tensor, y: Tensor, *, examples: int = EXAMPLES) -> None:
-        rows = kind(model, [(x, y)], storage="products")
-        super().__init__(rows, examples * rows.granule, formed=kind(model, [(x, y)]))
+        rows = kind(model, [(x, y)], storage="matrix_free")
+        super().__init__(rows, examples * rows.rows_per_example, formed=kind(model, [(x, y)]))
         self._kind, self._model, self._x, self._y, self._examples = kind, model, x, y, examples
         self._step: _Recorded | None = None
         self.unrecorded: str | None = None  # why block steps could not be recorded, where that was tried
@@ -114,7 +114,7 @@ class PublishedSweeps(BlockSweeps):
         if noise.device.type != "cuda" or len(self._x) < self._examples:
             return
         x, y = self._x[: self._examples].clone(), self._y[: self._examples].clone()
-        rows = self._kind(self._model, [(x, y)], storage="products")
+        rows = self._kind(self._model, [(x, y)], storage="matrix_free")
         try:
             self._step = _Recorded(rows, x, y, self.inverses[0].clone(), noise.clone())
         except RuntimeError as error:  # a network that cannot be recorded: slower, but the same algorithm
@@ -175,7 +175,7 @@ def block_step(
     """Return what a block takes away from each vector: one JVP and one VJP for each, and nothing but these."""
     theta = rows.network.theta
 
-    def function(flat: Tensor) -> Tensor:  # (P,) -> (n, granule)
+    def function(flat: Tensor) -> Tensor:  # (P,) -> (n, rows_per_example)
         return rows.function(flat, x, y)
 
     def forward(vector: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "nullbayes"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 400
+FEWER_LINES = {"posteriors": 250}
 
 ROOT = "nullbayes"  # `import nullbayes`, and the names that its __init__ gives out
-LOWEST = {"errors", "memory", "precision", "types"}
+LOWEST = {"errors", "hashing", "limits", "memory", "precision", "torch_internals", "types"}
 BELOW_POSTERIORS = LOWEST | {
     "io",
     "jacobian",
@@ -32,8 +33,11 @@ BELOW_POSTERIORS = LOWEST | {
 # room -> the rooms that it may import (and itself). A room is a module or a package directly under nullbayes.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
+    "hashing": set(),
+    "limits": {"types"},
     "memory": set(),
-    "precision": set(),
+    "precision": {"torch_internals"},
+    "torch_internals": set(),
     "types": set(),
     "metrics": set(),
     "testing": {"errors"},
@@ -56,6 +60,9 @@ ALLOWED: dict[str, set[str]] = {
 GUARDED = ("torch.func", "torch._functorch", "functorch", "torch.nn")
 ALLOWED_TORCH: dict[str, set[str]] = {
     "jacobian": {"torch.func", "torch.nn"},
+    "hashing": {"torch.nn.functional"},
+    "precision": {"torch.nn.attention"},
+    "torch_internals": {"torch.nn"},
     "likelihoods": {"torch.nn.functional"},
     "posteriors": {"torch.nn"},
     "predictive": {"torch.nn"},
@@ -162,7 +169,8 @@ def test_module_uses_only_the_parts_of_torch_allowed_to_its_package(path: Path) 
 @each_module
 def test_module_is_short(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_LINES, f"{lines} lines: split it, one idea a module"
+    most = FEWER_LINES.get(locate(path)[1], MAX_LINES)
+    assert lines <= most, f"{lines} lines, more than {most}: split it, one idea per module"
 
 
 @each_module

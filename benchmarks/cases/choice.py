@@ -40,8 +40,8 @@ def run(settings: Settings) -> dict[str, Any]:
     ]
     rows, ratios, notes = [], {}, []
     for name, kind, problem in problems:
-        granule = 10 if kind == "output" else 1
-        asked = {"auto": "auto", **_projectors(o, granule * len(problem.x), problem.n_parameters)}
+        rows_per_example = 10 if kind == "output" else 1
+        asked = {"auto": "auto", **_projectors(o, rows_per_example * len(problem.x), problem.n_parameters)}
         found = _compare(settings, kind, problem, asked)
         rows += [{"problem": name, "asked": method, **row} for method, row in found.items()]
         rivals = {m: r["seconds"] for m, r in found.items() if m != "auto" and r["reached"]}

@@ -88,7 +88,7 @@ def _sweeps(settings: Settings, name: str, kind: str, problem: Problem, block: i
     if settings.device.type == "cuda":  # as a fit does that forms rows in every sweep
         rows.working_bytes = int(0.7 * torch.cuda.mem_get_info(settings.device)[0])
     by_products = published.PublishedSweeps(jacobian, few.model, few.x, few.y)
-    by_rows = published.BlockSweeps(rows, block * rows.granule)
+    by_rows = published.BlockSweeps(rows, block * rows.rows_per_example)
     for samples in o.samples:
         noise = settings.normal(samples, rows.n_columns)
         by_products.record(noise)

@@ -36,7 +36,7 @@ from nullbayes.jacobian.jacobians import LossJacobian as LossJacobian
 from nullbayes.jacobian.jacobians import OutputJacobian as OutputJacobian
 from nullbayes.jacobian.loaders import evaluation_loader as evaluation_loader
 from nullbayes.jacobian.modules import as_module as as_module
-from nullbayes.linalg.held import DenseRows as DenseRows
+from nullbayes.linalg.dense import DenseRows as DenseRows
 from nullbayes.linalg.matrix_free import MatrixFreeRows as MatrixFreeRows
 from nullbayes.linalg.rows import Rows as Rows
 from nullbayes.posteriors import FitCheck as FitCheck
@@ -44,7 +44,7 @@ from nullbayes.posteriors import FitReport as FitReport
 from nullbayes.posteriors import LossProjectedPosterior as LossProjectedPosterior
 from nullbayes.posteriors import ProjectedPosterior as ProjectedPosterior
 from nullbayes.posteriors import load as load
-from nullbayes.posteriors.planning import plan as plan
+from nullbayes.posteriors.plan import plan as plan
 from nullbayes.predictive import Prediction as Prediction
 from nullbayes.projectors import Plan as Plan
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -19,12 +18,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from nullbayes.errors import FileError
+from nullbayes.hashing import fingerprint
 
 FORMAT_VERSION = 5
 _KEY = "nullbayes"
@@ -130,11 +129,7 @@ def _check_version(source: Path, version: Any) -> None:
 
 def _metadata(text: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the header's text with the digest of that text and of the tensors."""
-    digest = hashlib.sha256(text.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return {_KEY: f"{text}\n{digest.hexdigest()}"}
+    return {_KEY: f"{text}\n{fingerprint(sorted(tensors.items()), text)}"}
 
 
 def _to_disk(path: Path) -> None:

@@ -14,5 +14,5 @@ class RowFunction(Protocol):
         """Evaluate at flat parameters on some examples."""
 
 
-Storage = Literal["device", "half", "host", "form", "products"]
-"""Where rows are: held on the device, in half precision, in host memory; formed when needed; or known by products."""
+Storage = Literal["device", "half", "host", "recompute", "matrix_free"]
+"""Where rows are: held on the device, there in half precision, or on the host; formed again in passing; matrix-free."""

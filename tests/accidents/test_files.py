@@ -148,13 +148,13 @@ def test_an_older_format_asks_for_a_new_fit(version: int, saved: Path) -> None:
 
 FIELDS = (
     "kind", "parameters", "fingerprint", "prior_precision", "precision_rule", "kernel_dimension", "likelihood",
-    "based", "report", "output_fn", "inputs",
+    "report", "output_fn", "inputs",
     "hessian", "likelihood.name", "likelihood.class_dim", "likelihood.ignore_index", "likelihood.temperature",
     "likelihood.some_ignored", "likelihood.more_ignored",
     *(f"report.{key}" for key in (
         "projector", "reason", "route", "n_data", "n_rows", "n_counted", "tolerance", "sweeps", "residual", "converged",
-        "traces", "rank", "output_std", "seed", "train_std", "train_loss_std", "peak_memory", "seconds", "notes",
-        "data", "promise", "worst_ratio",
+        "traces", "rank", "output_std", "seed", "based", "train_std", "train_loss_std", "peak_memory", "seconds",
+        "notes", "data", "promise", "worst_ratio",
     )),
 )  # fmt: skip
 MAY_BE_NONE = (

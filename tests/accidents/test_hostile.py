@@ -137,7 +137,7 @@ def test_audit_hooks_see_no_code_run_while_loading(hostile: tuple[dict[str, Path
 
 
 def test_kinds_are_looked_up_in_a_table(saved: Path) -> None:
-    for kind in ("SamplePosterior", "KernelPosterior", "FitReport", "load", "__name__", "ProjectedPosterior "):
+    for kind in ("SamplePosterior", "NullSpacePosterior", "FitReport", "load", "__name__", "ProjectedPosterior "):
         rewritten(saved, lambda tensors, header, kind=kind: header.update(kind=kind))
         with pytest.raises(FileError, match="kind of its header is"):
             nb.load(saved, MLP.build())

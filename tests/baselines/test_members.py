@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import nullbayes as nb
 from nullbayes.baselines import SWAG, DeepEnsemble
 from nullbayes.errors import ModelError, SettingsError
-from nullbayes.posteriors import noise
+from nullbayes.posteriors.arguments import normal
 from support.drawing import randn
 from support.models import BATCHNORM, CLASSIFICATION, MLP, call, flat_parameters, with_parameters
 
@@ -60,7 +60,7 @@ def test_samples_have_the_covariance_of_swag() -> None:
     wanted = 0.5 * torch.diag(stacked.var(0, unbiased=False)) + deviations.T @ deviations / (2 * 3)
     images = posterior.moments.sample(torch.eye(51 + 4, dtype=torch.float64)) - stacked.mean(0)
     torch.testing.assert_close(images.T @ images, wanted)
-    drawn = noise.normal(posterior._network, posterior._fitted.seed, 0, 5, 51 + 4).to(stacked)
+    drawn = normal(posterior._network, posterior._fitted.seed, 0, 5, 51 + 4).to(stacked)
     samples = posterior.directions + flat_parameters(MLP.build())
     torch.testing.assert_close(samples, posterior.moments.sample(drawn))
 

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from baselines.methods import X_NEW
-from models import CLASSIFICATION, MLP, batches
 from nullbayes import baselines, io
 from nullbayes.baselines.method import Context, Learned, Method, Question
 from nullbayes.errors import FileError, SettingsError
 from nullbayes.jacobian.network import Network
-from nullbayes.posteriors import SamplePosterior, noise
+from nullbayes.posteriors import SamplePosterior
+from nullbayes.posteriors.arguments import normal
+from support.method_table import X_NEW
+from support.models import CLASSIFICATION, MLP, batches
 
 ANNOTATIONS = __future__.annotations.compiler_flag
 
@@ -104,7 +105,7 @@ def test_the_recipe_for_contributors_works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     found = re.search(r"```python\n(   @dataclass\(frozen=True\)\n   class _Relative.*?)```", page, re.DOTALL)
     assert found is not None
-    names = {**globals(), "Baseline": baselines.Baseline, "noise": noise}
+    names = {**globals(), "Baseline": baselines.Baseline, "normal": normal}
     exec(compile(textwrap.dedent(found[1]), "CONTRIBUTING.md", "exec", dont_inherit=True, flags=ANNOTATIONS), names)
     model = MLP.build()
     posterior = names["RelativeNoise"](model).fit([CLASSIFICATION.data()], 3, progress=False)

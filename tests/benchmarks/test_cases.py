@@ -157,7 +157,10 @@ def network() -> tuple[nn.Module, Tensor, Tensor]:
 def test_published_algorithm_tends_to_the_exact_projection(kind: type[nb.OutputJacobian]) -> None:
     model, x, y = network()
     sweeps = published.PublishedSweeps(kind, model, x, y)
-    assert [stop - start for start, stop in sweeps.cuts] == [16 * sweeps.rows.granule, 4 * sweeps.rows.granule]
+    assert [stop - start for start, stop in sweeps.cuts] == [
+        16 * sweeps.rows.rows_per_example,
+        4 * sweeps.rows.rows_per_example,
+    ]
     noise = torch.randn(3, sweeps.rows.n_columns).double()
     done = published.run_until(sweeps, noise, tolerance=1e-8, budget=600.0)
     assert done.reached
@@ -178,7 +181,7 @@ def test_published_algorithm_takes_linearly_dependent_rows() -> None:
 @pytest.mark.parametrize("kind", [nb.OutputJacobian, nb.LossJacobian])
 def test_block_step_matches_the_dense_block(kind: type[nb.OutputJacobian]) -> None:
     model, x, y = network()
-    rows = kind(model, [(x[:16], y[:16])], storage="products")
+    rows = kind(model, [(x[:16], y[:16])], storage="matrix_free")
     noise, dense = torch.randn(3, rows.n_columns).double(), kind(model, [(x[:16], y[:16])]).dense()
     taken = published.block_step(rows, x[:16], y[:16], torch.linalg.pinv(dense @ dense.mT, hermitian=True), noise)
     torch.testing.assert_close(noise - taken, noise @ kernel_projector(dense), rtol=0.0, atol=1e-6)

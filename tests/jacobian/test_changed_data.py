@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.errors import DataError
-from nullbayes.jacobian.checksums import checksums
+from nullbayes.hashing import checksums
 from nullbayes.jacobian.data import Examples
 from support.drawing import randn
 from support.models import CLASSIFICATION, MLP, batches
@@ -172,7 +172,7 @@ def test_a_network_may_work_on_its_input_in_place() -> None:
     assert all(torch.equal(x, old) for (x, _), (old, _) in zip(loader, before, strict=True))
 
 
-@pytest.mark.parametrize("storage", ["form", "products"])
+@pytest.mark.parametrize("storage", ["recompute", "matrix_free"])
 def test_a_change_is_caught_in_the_sweep_in_which_it_happens(storage: Any) -> None:
     loader = data()
     rows = nb.OutputJacobian(MLP.build(), loader, storage=storage)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 import nullbayes as nb
 from nullbayes.jacobian import few as few_rows
 from nullbayes.jacobian.few import form_few
-from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.leaves import Leaves
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
+from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.linalg.held import HeldBlock
 from support.models import TiedWeights, jacobian
 
@@ -46,12 +46,12 @@ def alone_only(h: Tensor) -> Tensor:
     return h
 
 
-def rows_of(model: nn.Module, x: Tensor) -> LayerRows:
+def rows_of(model: nn.Module, x: Tensor) -> RowBuilder:
     network = Network(model)
-    return LayerRows(network, lambda flat, x, y: network(flat, x).flatten(1), x, torch.zeros(len(x)))
+    return RowBuilder(network, lambda flat, x, y: network(flat, x).flatten(1), x, torch.zeros(len(x)))
 
 
-def few(rows: LayerRows, x: Tensor) -> tuple[Tensor, Tensor] | None:
+def few(rows: RowBuilder, x: Tensor) -> tuple[Tensor, Tensor] | None:
     found = form_few(rows, x, torch.zeros(len(x)))
     if found is None:
         return None

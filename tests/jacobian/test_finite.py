@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.errors import ModelError
+from nullbayes.jacobian.checks import check_outputs, check_rows
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.finite import check_outputs, check_rows
 from support.drawing import randint, randn
 from support.models import batches
 
@@ -51,12 +51,12 @@ def vectors(n: int) -> Tensor:
 
 
 USES: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "held": ("form", lambda rows: rows.keep()),
-    "held in half precision": ("form", lambda rows: rows.keep(half=True)),
-    "formed": ("form", lambda rows: rows.block(0, rows.n_rows).dense()),
-    "formed part by part": ("form", lambda rows: rows.mv(vectors(rows.n_columns))),
-    "pushed": ("products", lambda rows: rows.mv(vectors(rows.n_columns))),
-    "pulled": ("products", lambda rows: rows.rmv(vectors(rows.n_rows))),
+    "held": ("recompute", lambda rows: rows.keep()),
+    "held in half precision": ("recompute", lambda rows: rows.keep(half=True)),
+    "formed": ("recompute", lambda rows: rows.block(0, rows.n_rows).dense()),
+    "formed part by part": ("recompute", lambda rows: rows.mv(vectors(rows.n_columns))),
+    "pushed": ("matrix_free", lambda rows: rows.mv(vectors(rows.n_columns))),
+    "pulled": ("matrix_free", lambda rows: rows.rmv(vectors(rows.n_rows))),
 }
 
 
@@ -67,7 +67,7 @@ def test_examples_whose_rows_are_not_finite_are_named(use: str, by_layers: bool,
     storage, act = USES[use]
     rows = kind(model(by_layers=by_layers), data((8,)), storage=storage)
     rows.working_bytes = 2**14
-    assert ("by layers" in rows.route) == (by_layers and storage == "form")
+    assert ("by layers" in rows.route) == (by_layers and storage == "recompute")
     with pytest.raises(ModelError, match=r"derivatives.*NaN or Inf on batch 2 \(its example 2, counted from 0\).*sqrt"):
         act(rows)
 
@@ -113,7 +113,7 @@ def test_finite_numbers_whose_sum_overflows_are_not_refused() -> None:
 
 
 def test_vectors_that_are_not_finite_are_not_blamed_on_the_network() -> None:
-    rows = nb.OutputJacobian(model(), data(()), storage="products")
+    rows = nb.OutputJacobian(model(), data(()), storage="matrix_free")
     broken = vectors(rows.n_columns)
     broken[1, 3] = torch.nan
     assert rows.mv(broken).isnan().any()

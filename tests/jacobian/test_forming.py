@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import nullbayes as nb
-from nullbayes.jacobian import comparison, layers
+from nullbayes.jacobian import autograd
+from nullbayes.jacobian.row_builder import RowBuilder
 from support.layer_table import randn
 from support.models import BATCHNORM, CLASSIFICATION, MODELS, Model
 
@@ -18,8 +19,8 @@ def test_several_outputs_in_one_backward_pass(at_once: int) -> None:
     for layer in model:
         tensors.append(layer(tensors[-1].clone()))
     values, unused = tensors.pop().sum(0), randn(2, 3).requires_grad_()
-    one_by_one = [comparison.gradients(value, [*tensors, unused]) for value in values]
-    at_once = comparison.many_gradients(values, [*tensors, unused], at_once)
+    one_by_one = [autograd.gradients(value, [*tensors, unused]) for value in values]
+    at_once = autograd.many_gradients(values, [*tensors, unused], at_once)
     assert not at_once[-1].any()
     torch.testing.assert_close(at_once, [torch.stack(parts) for parts in zip(*one_by_one, strict=True)])
 
@@ -38,22 +39,22 @@ def test_the_bytes_of_plain_rows_include_three_copies_and_the_graph(case: Model)
 def test_rows_are_formed_in_chunks_of_even_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
     rows, sizes = nb.OutputJacobian(model, [(x, y)]), []
-    form = layers.LayerRows.form
-    monkeypatch.setattr(layers.LayerRows, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
+    form = RowBuilder.form
+    monkeypatch.setattr(RowBuilder, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
     rows.working_bytes = 6 * rows._layers.example_bytes  # six would fit, and leave one
     rows.keep()
     assert sizes == [4, 3]
 
 
-@pytest.mark.parametrize(("storage", "share", "n_chunks"), [("device", 1, 2), ("half", 2, 3), ("form", 4, 7)])
+@pytest.mark.parametrize(("storage", "share", "n_chunks"), [("device", 1, 2), ("half", 2, 3), ("recompute", 4, 7)])
 def test_chunks_are_counted_as_they_are_formed(
     storage: str, share: int, n_chunks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
     rows, sizes = nb.OutputJacobian(model, [(x, y)]), []
     working = rows.working_bytes = 6 * rows._layers.example_bytes
-    assert rows.forming_chunks(storage, working) == n_chunks
-    form = layers.LayerRows.form
-    monkeypatch.setattr(layers.LayerRows, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
+    assert rows.costs(storage).forming_chunks(working) == n_chunks
+    form = RowBuilder.form
+    monkeypatch.setattr(RowBuilder, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
     rows._form(0, 7, working // share)
     assert len(sizes) == n_chunks

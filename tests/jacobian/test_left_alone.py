@@ -113,7 +113,7 @@ def test_int8_and_uint8_labels_do_not_wrap_around_to_ignore_index(dtype: torch.d
 def test_storage_by_products_needs_forward_mode() -> None:
     model = two(lambda self, x: self.h(self.words((x > 0).long())), words=nn.EmbeddingBag(2, 30))
     with pytest.raises(ModelError, match=r"needs forward mode, which this network has not"):
-        nb.OutputJacobian(model, [(X, Y)], "regression", storage="products")
+        nb.OutputJacobian(model, [(X, Y)], "regression", storage="matrix_free")
 
 
 def test_integer_parameters_cannot_vary() -> None:

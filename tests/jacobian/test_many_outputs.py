@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from nullbayes.jacobian import layers
+from nullbayes.jacobian.routes import ByLayers
 from support.drawing import randn
 from support.models import jacobian
 
@@ -42,13 +42,13 @@ def build(hidden: int | None = None) -> nn.Module:
 
 def test_a_route_is_chosen_with_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
-    backward = layers.LayerRows._backward
+    backward = ByLayers._backward
 
-    def watched(self: layers.LayerRows, values: Tensor, outputs: list[Tensor]) -> list[Tensor]:
+    def watched(self: ByLayers, values: Tensor, outputs: list[Tensor]) -> list[Tensor]:
         widths.append(values.shape[1])
         return backward(self, values, outputs)
 
-    monkeypatch.setattr(layers.LayerRows, "_backward", watched)
+    monkeypatch.setattr(ByLayers, "_backward", watched)
     rows = nb.OutputJacobian(build(), data(), "regression")
     nb.plan(build(), data(), likelihood="regression")
     assert set(widths) == {16}
@@ -68,7 +68,7 @@ def test_a_weight_with_a_second_use_in_one_output_of_many_is_noticed(hidden: int
 def test_predicted_sizes_and_costs_match_the_formed_rows(hidden: int | None) -> None:
     rows = nb.OutputJacobian(build(hidden), data(), "regression")
     held = rows.keep()
-    assert rows.kept_bytes() == sum(piece.n_bytes() for piece in held.pieces)
-    assert rows.kept_bytes(half=True) == sum(piece.halved().n_bytes() for piece in held.pieces)
-    assert (rows.gram_cost(), rows.product_cost()) == (held.gram_cost(), held.product_cost())
-    assert rows.normal_cost() == held.normal_cost()
+    assert rows.costs().held_bytes == sum(piece.costs().n_bytes for piece in held.pieces)
+    assert rows.costs("half").held_bytes == sum(piece.halved().costs().n_bytes for piece in held.pieces)
+    for name in ("gram_flops", "product_flops", "normal_flops"):
+        assert getattr(rows.costs(), name) == getattr(held.costs(), name)

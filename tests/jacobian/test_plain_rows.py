@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.errors import ModelError
-from nullbayes.jacobian import layers
+from nullbayes.jacobian import routes
 from support.layer_table import randint, randn
 from support.models import ATTENTION, CLASSIFICATION, Attention, jacobian
 
@@ -144,18 +145,27 @@ def test_a_wrong_forward_mode_is_not_used() -> None:
     assert "predictions by rows" in posterior.report.route
     wanted = model(x) + torch.einsum("nop,sp->sno", jacobian(model, x), posterior.directions)
     torch.testing.assert_close(posterior.predict(x).samples, wanted)
-    with pytest.raises(ModelError, match=r'torch has wrong for this network: use "form"'):
-        nb.OutputJacobian(model, [(x, y)], storage="products")
+    with pytest.raises(ModelError, match=r'torch has wrong for this network: use "recompute"'):
+        nb.OutputJacobian(model, [(x, y)], storage="matrix_free")
 
 
 def test_rows_that_vmap_computes_wrongly_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = Attention(3).double(), CLASSIFICATION.data(ATTENTION)
-    right = layers.vmap
+    right = routes.vmap
 
     def wrong(function: Any, **options: Any) -> Any:
         return lambda *args: 1.01 * right(function, **options)(*args)
 
-    monkeypatch.setattr(layers, "vmap", wrong)
+    monkeypatch.setattr(routes, "vmap", wrong)
     rows = nb.OutputJacobian(model.eval(), [(x, y)])
     assert rows.route == "example by example"
     torch.testing.assert_close(rows.dense(), jacobian(model, x).flatten(0, 1))
+
+
+def test_forward_mode_that_is_wrong_is_not_used_after_loading(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = Sine().double(), CLASSIFICATION.data()
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit([(x, y)], 2, progress=False)
+    posterior.save(tmp_path / "file")
+    loaded = nb.load(tmp_path / "file", model)
+    torch.testing.assert_close(loaded.predict(x).samples, posterior.predict(x).samples)

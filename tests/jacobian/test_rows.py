@@ -34,7 +34,7 @@ from support.models import (
 
 each_model = pytest.mark.parametrize("case", MODELS.values(), ids=lambda case: case.name)
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-each_storage = pytest.mark.parametrize("storage", ["form", "parts", "products", "kept", "host"])
+each_storage = pytest.mark.parametrize("storage", ["recompute", "parts", "matrix_free", "kept", "host"])
 
 
 def opened(kind: type, storage: str, *args: Any, **kwargs: Any) -> nb.Rows:
@@ -49,19 +49,19 @@ def opened(kind: type, storage: str, *args: Any, **kwargs: Any) -> nb.Rows:
     return kind(*args, storage=storage, **kwargs)
 
 
-def check_against(rows: nb.Rows, wanted: Tensor, granule: int) -> None:
+def check_against(rows: nb.Rows, wanted: Tensor, rows_per_example: int) -> None:
     """Everything that rows can do, against their entries."""
     m, p = wanted.shape
     generator = torch.Generator().manual_seed(7)
     right = randn(3, p, generator=generator, dtype=torch.float64)
     left = randn(2, m, generator=generator, dtype=torch.float64)
-    assert (rows.n_rows, rows.n_columns, rows.granule) == (m, p, granule)
+    assert (rows.n_rows, rows.n_columns, rows.rows_per_example) == (m, p, rows_per_example)
     torch.testing.assert_close(rows.dense(), wanted)
     torch.testing.assert_close(rows.mv(right), right @ wanted.T)
     torch.testing.assert_close(rows.rmv(left), left @ wanted)
     torch.testing.assert_close(rows.norms(right), (right @ wanted.T).norm(dim=1))
     torch.testing.assert_close(rows.block(0, m).gram(torch.float64), wanted @ wanted.T)
-    pieces = list(rows.blocks(2 * granule))
+    pieces = list(rows.blocks(2 * rows_per_example))
     assert len(pieces) > 1
     for where, block in pieces:
         part = wanted[where]
@@ -76,7 +76,7 @@ def check_against(rows: nb.Rows, wanted: Tensor, granule: int) -> None:
 def test_output_rows_are_the_derivatives_of_the_outputs(case: Model, storage: str) -> None:
     model, (x, y) = case.build(), CLASSIFICATION.data(case)
     rows = opened(nb.OutputJacobian, storage, model, [(x, y)])
-    check_against(rows, jacobian(model, x).flatten(0, 1), granule=3)
+    check_against(rows, jacobian(model, x).flatten(0, 1), rows_per_example=3)
 
 
 @each_storage
@@ -84,14 +84,14 @@ def test_output_rows_are_the_derivatives_of_the_outputs(case: Model, storage: st
 def test_loss_rows_are_the_gradients_of_the_losses(case: Model, storage: str) -> None:
     model, (x, y) = case.build(), CLASSIFICATION.data(case)
     rows = opened(nb.LossJacobian, storage, model, [(x, y)])
-    check_against(rows, loss_jacobian(model, x, y, CLASSIFICATION), granule=1)
+    check_against(rows, loss_jacobian(model, x, y, CLASSIFICATION), rows_per_example=1)
 
 
 @each_task
 def test_loss_rows_of_each_likelihood(task: Task) -> None:
     model, (x, y) = MLP.build(task.outputs), task.data()
     rows = nb.LossJacobian(model, [(x, y)], task.likelihood)
-    check_against(rows, loss_jacobian(model, x, y, task), granule=1)
+    check_against(rows, loss_jacobian(model, x, y, task), rows_per_example=1)
 
 
 @each_model
@@ -140,11 +140,11 @@ def test_layers_are_used_where_they_can_be(case: Model, kind: str) -> None:
 def test_share_by_layers_is_that_of_the_parameters() -> None:
     model = MODELS["called twice"].build()  # called twice: 30 of 73 are in the layer that is
     assert nb.OutputJacobian(model, [CLASSIFICATION.data()]).route == "by layers (59% of the parameters)"
-    assert nb.OutputJacobian(model, [CLASSIFICATION.data()], storage="products").route == "jvp and vjp"
+    assert nb.OutputJacobian(model, [CLASSIFICATION.data()], storage="matrix_free").route == "jvp and vjp"
 
 
 def test_unknown_storage_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r'"form" or "products".*keep\(\)'):
+    with pytest.raises(SettingsError, match=r'"recompute" or "matrix_free".*keep\(\)'):
         nb.OutputJacobian(MLP.build(), [CLASSIFICATION.data()], storage="disk")
 
 
@@ -153,10 +153,11 @@ def test_kept_bytes_match_the_tensors_held(case: Model) -> None:
     rows = nb.OutputJacobian(case.build(), [CLASSIFICATION.data(case)])
     kept = rows.keep()
     tensors = [value for piece in kept.pieces for value in vars(piece).values() if isinstance(value, Tensor)]
-    assert rows.kept_bytes() == 8 * sum(t.numel() for t in tensors)
-    assert kept.kept_bytes() == 0
+    assert rows.costs().held_bytes == 8 * sum(t.numel() for t in tensors)
+    assert kept.costs().held_bytes == 0
     assert kept.keep() is kept
-    assert (kept.gram_cost(), kept.product_cost()) == (rows.gram_cost(), rows.product_cost())
+    assert kept.costs().gram_flops == rows.costs().gram_flops
+    assert kept.costs().product_flops == rows.costs().product_flops
 
 
 # --- which data -------------------------------------------------------------------------------------------------------
@@ -174,10 +175,10 @@ def test_no_example_is_dropped_however_batches_are_cut(sizes: tuple[int, ...], s
 @pytest.mark.parametrize("working_bytes", [1, 10_000, 40_000])
 def test_rows_do_not_depend_on_how_much_is_formed_at_a_time(storage: str, working_bytes: int) -> None:
     model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
-    formed: Any = nb.OutputJacobian(model, [(x, y)], storage="products" if storage == "products" else "form")
+    formed: Any = nb.OutputJacobian(model, [(x, y)], storage="matrix_free" if storage == "matrix_free" else "recompute")
     formed.working_bytes = working_bytes
     rows = formed.keep() if storage == "kept" else formed
-    check_against(rows, jacobian(model, x).flatten(0, 1), granule=3)
+    check_against(rows, jacobian(model, x).flatten(0, 1), rows_per_example=3)
 
 
 @pytest.mark.parametrize("room", [1, 5000, 2**26])  # one row at a time, a few, all
@@ -185,7 +186,7 @@ def test_rows_do_not_depend_on_how_much_is_formed_at_a_time(storage: str, workin
 def test_gram_matrix_by_products_does_not_depend_on_how_much_is_held(case: Model, room: int) -> None:
     model, (x, y) = case.build(), CLASSIFICATION.data(case)
     wanted = jacobian(model, x).flatten(0, 1)
-    rows = nb.OutputJacobian(model, [(x, y)], storage="products")
+    rows = nb.OutputJacobian(model, [(x, y)], storage="matrix_free")
     rows.working_bytes = room
     gram = rows.block(3, 12).gram(torch.float64)
     torch.testing.assert_close(gram, gram.T, rtol=0, atol=1e-13 * float(gram.max()))
@@ -198,7 +199,7 @@ def test_block_is_formed_in_as_many_parts_as_memory_asks_for(room: int) -> None:
     rows = nb.OutputJacobian(model, [(x, y)])
     rows.working_bytes = room
     wanted = jacobian(model, x).flatten(0, 1)
-    assert isinstance(rows.block(0, 21), HeldBlock if room >= 2 * rows.kept_bytes() else StreamedBlock)
+    assert isinstance(rows.block(0, 21), HeldBlock if room >= 2 * rows.costs().held_bytes else StreamedBlock)
     assert isinstance(rows.block(3, 6), HeldBlock)  # a single example is never cut
     for start, stop in [(0, 21), (3, 21), (6, 15), (3, 6)]:
         block, part = rows.block(start, stop), wanted[start:stop]
@@ -206,20 +207,20 @@ def test_block_is_formed_in_as_many_parts_as_memory_asks_for(room: int) -> None:
         torch.testing.assert_close(block.gram(torch.float64), part @ part.T)
 
 
-@pytest.mark.parametrize("storage", ["device", "host", "form", "products", "half"])
+@pytest.mark.parametrize("storage", ["device", "host", "recompute", "matrix_free", "half"])
 @each_model
 def test_rows_are_the_same_wherever_a_plan_wants_them(case: Model, storage: Storage) -> None:
     model, (x, y) = case.build(), CLASSIFICATION.data(case)
     rows = nb.OutputJacobian(model, [(x, y)])
     stored, wanted = rows.stored(storage), jacobian(model, x).flatten(0, 1)
-    assert rows.storage == "form"  # itself left as it was
+    assert rows.storage == "recompute"  # itself left as it was
     lengths = wanted.norm(dim=1)
     within = 1e-12 if storage != "half" else 2.0**-11
     assert ((stored.dense() - wanted).norm(dim=1) <= within * lengths + 1e-300).all()
     gram = stored.block(0, 15).gram(torch.float64)
     assert ((gram - wanted @ wanted.T).abs() <= 2.1 * within * lengths * lengths[:, None] + 1e-300).all()
     assert stored.reference is (rows if storage == "half" else stored)
-    assert rows.kept_bytes(half=True) <= rows.kept_bytes()
+    assert rows.costs("half").held_bytes <= rows.costs().held_bytes
 
 
 def test_rows_of_a_single_example_work() -> None:
@@ -311,7 +312,7 @@ def test_a_network_that_cannot_be_copied_is_used_as_it_is() -> None:
 def test_parameters_choose_the_columns(parameters: Any, names: list[str], storage: str) -> None:
     model, (x, y) = MODELS["frozen"].build(), CLASSIFICATION.data()  # frozen
     rows = opened(nb.OutputJacobian, storage, model, [(x, y)], parameters=parameters)
-    check_against(rows, jacobian(model, x, names).flatten(0, 1), granule=3)
+    check_against(rows, jacobian(model, x, names).flatten(0, 1), rows_per_example=3)
 
 
 @pytest.mark.parametrize("parameters", ["words.weight", "left.bias", lambda name, _: "weight" in name])
@@ -368,7 +369,7 @@ def test_the_model_is_left_as_it_was(case: Model, mode: str) -> None:
         rows = kind(model, [(x, y)])
         rows.keep()
         rows.mv(torch.zeros(1, rows.n_columns, dtype=torch.float64))
-        kind(model, [(x, y)], storage="products").dense()
+        kind(model, [(x, y)], storage="matrix_free").dense()
     after = portrait(model)
     torch.testing.assert_close(after.pop("values"), before.pop("values"), rtol=0, atol=0)
     assert after == before

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from nullbayes.linalg import cholesky
-from nullbayes.linalg.cholesky import cholesky_, cholesky_solve
+from nullbayes.linalg.spectral import cholesky_, cholesky_solve
 from support.drawing import matrix_from_singular_values, randn
+from support.limited import limited
 
 
 def positive(n: int, dtype: torch.dtype = torch.float64, condition: float = 9.0) -> Tensor:
@@ -15,17 +15,13 @@ def positive(n: int, dtype: torch.dtype = torch.float64, condition: float = 9.0)
     return (root @ root.T).to(dtype)
 
 
-def panels(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(cholesky, "_PANEL", {"cpu": size, "cuda": size})
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["32", "64"])
 @pytest.mark.parametrize("panel", [1, 4, 5, 100])
 @pytest.mark.parametrize("n", [1, 3, 4, 5, 8, 9, 16, 17, 20, 21, 40])
 def test_solves_in_the_place_of_the_matrix(
     n: int, panel: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    panels(monkeypatch, panel)
+    limited(monkeypatch, panel_columns=panel)
     matrix, vectors = positive(n, dtype), randn(3, n, generator=torch.Generator().manual_seed(1)).to(dtype)
     expected, before = torch.linalg.solve(matrix, vectors.T).T, vectors.clone()
     place = matrix.data_ptr()
@@ -42,7 +38,7 @@ def test_inverted_blocks_are_as_accurate_as_substitution(
     condition: float, panel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Backward error, which is what the residual of a projection sees: of the size of eps, whatever the condition."""
-    panels(monkeypatch, panel)
+    limited(monkeypatch, panel_columns=panel)
     matrix = positive(64, condition=condition)
     factor, vectors = matrix.clone(), randn(3, 64, generator=torch.Generator().manual_seed(1)).double()
     assert cholesky_(factor)
@@ -53,7 +49,7 @@ def test_inverted_blocks_are_as_accurate_as_substitution(
 
 @pytest.mark.parametrize("n", [4, 5, 21])
 def test_only_the_lower_triangle_is_read(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    panels(monkeypatch, 4)
+    limited(monkeypatch, panel_columns=4)
     matrix, vectors = positive(n), randn(2, n, generator=torch.Generator().manual_seed(1)).double()
     expected = torch.linalg.solve(matrix, vectors.T).T
     matrix += torch.full_like(matrix, 7.0).triu(1)
@@ -63,7 +59,7 @@ def test_only_the_lower_triangle_is_read(n: int, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("where", [0, 3, 4, 5, 11, 20])
 def test_indefinite_block_is_found_wherever_it_is(where: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    panels(monkeypatch, 4)
+    limited(monkeypatch, panel_columns=4)
     matrix = positive(21)
     assert cholesky_(matrix.clone())
     matrix[where, where] = -1.0
@@ -71,6 +67,6 @@ def test_indefinite_block_is_found_wherever_it_is(where: int, monkeypatch: pytes
 
 
 def test_matrix_that_is_singular_is_not_factored(monkeypatch: pytest.MonkeyPatch) -> None:
-    panels(monkeypatch, 2)
+    limited(monkeypatch, panel_columns=2)
     assert not cholesky_(torch.ones(5, 5, dtype=torch.float64))
     assert not cholesky_(torch.full((5, 5), float("nan"), dtype=torch.float64))

@@ -8,10 +8,10 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes.errors import SettingsError
-from nullbayes.linalg import pieces as pieces_module
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.pieces import OuterPiece
 from support.layouts import MIXTURES, gaussian, layout
+from support.limited import limited
 
 N, OUTPUTS = 7, 3
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["32", "64"])
@@ -68,7 +68,9 @@ def test_blocks_can_be_cut_between_any_two_examples(kind: str) -> None:
 def test_gram_matrix_larger_than_a_tile_is_right(examples: int, outputs: int) -> None:
     piece = OuterPiece(gaussian(examples, 2), gaussian(examples, outputs, 2, seed=1), 0, 4)
     n_rows = examples * outputs
-    rows = HeldRows([piece], n_rows=n_rows, n_columns=6, like=torch.empty(0, dtype=torch.float64), granule=outputs)
+    rows = HeldRows(
+        [piece], n_rows=n_rows, n_columns=6, like=torch.empty(0, dtype=torch.float64), rows_per_example=outputs
+    )
     entries = rows.dense()
     torch.testing.assert_close(rows.block(0, n_rows).gram(torch.float64), entries @ entries.T)
 
@@ -79,7 +81,7 @@ def test_blocks_are_views() -> None:
     (piece,) = rows.pieces
     assert piece.take(slice(2, 4)).tensors()[0].data_ptr() == matrix[2:].data_ptr()
     assert rows.keep() is rows
-    assert rows.kept_bytes() == 0
+    assert rows.costs().held_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -107,7 +109,7 @@ def test_rows_do_not_track_gradients() -> None:
 
 def test_a_cut_through_an_example_is_refused() -> None:
     piece = OuterPiece(torch.ones(2, 3), torch.ones(2, 2, 4), 0, 12)
-    rows = HeldRows([piece], n_rows=4, n_columns=16, like=torch.ones(1), granule=2)
+    rows = HeldRows([piece], n_rows=4, n_columns=16, like=torch.ones(1), rows_per_example=2)
     assert rows.block(2, 4).n_rows == 2
     with pytest.raises(SettingsError, match="belong together"):
         rows.block(1, 3)
@@ -118,7 +120,7 @@ def test_a_cut_through_an_example_is_refused() -> None:
 
 def streamed(rows: HeldRows, examples: int, formed: list[slice] | None = None) -> StreamedBlock:
     """All rows, so many examples at a time; tells what is formed, and forms it anew at every call."""
-    step = examples * rows.granule
+    step = examples * rows.rows_per_example
     parts = tuple(slice(i, min(rows.n_rows, i + step)) for i in range(0, rows.n_rows, step))
 
     def form(part: slice) -> HeldBlock:
@@ -135,7 +137,7 @@ def streamed(rows: HeldRows, examples: int, formed: list[slice] | None = None) -
 def test_block_formed_in_parts_is_the_block(
     kind: str, examples: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces_module, "_TILE_ROWS", {"cpu": tile, "cuda": tile})
+    limited(monkeypatch, tile_rows=tile)
     found = layout(kind, order=1)
     block, whole = streamed(found.rows(), examples), found.matrix
     right, left = gaussian(3, whole.shape[1], seed=3), gaussian(3, len(whole), seed=4)

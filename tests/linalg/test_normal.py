@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from nullbayes.linalg import normal
 from nullbayes.linalg.held import HeldBlock, HeldRows
 from nullbayes.linalg.normal import normal_matrix
 from support.drawing import rand
 from support.layouts import MIXTURES, gaussian, layout
+from support.limited import limited
 
 every_mixture = pytest.mark.parametrize("kind", MIXTURES)
 
@@ -71,7 +71,7 @@ def test_normal_matrix_is_right_for_one_example_and_more(kind: str, n: int) -> N
 @pytest.mark.parametrize("block_rows", [3, 6, 9])
 @every_mixture
 def test_normal_matrices_of_blocks_add_up(kind: str, block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HeldRows, "normal_rows", block_rows)
+    monkeypatch.setattr(HeldRows, "rows_per_normal_pass", block_rows)
     found = layout(kind, order=2)
     assert_normal(normal_matrix(found.rows(), weights(21)), weighted(found.matrix, weights(21)))
 
@@ -87,7 +87,7 @@ def test_normal_matrix_is_summed_over_chunks_of_examples(kind: str, room: int) -
 
 @pytest.mark.parametrize("panel", [1, 3, 8, 100])
 def test_upper_triangle_is_copied_a_panel_at_a_time(panel: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(normal, "_MIRRORED", panel)
+    limited(monkeypatch, mirrored_columns=panel)
     found = layout("everything", order=1)
     assert_normal(normal_matrix(found.rows()), weighted(found.matrix, None))
 
@@ -120,7 +120,7 @@ def test_norms_match_the_rows(kind: str, outputs: int) -> None:
 
 
 def test_norms_are_computed_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HeldRows, "walk_rows", 6)
+    monkeypatch.setattr(HeldRows, "rows_per_pass", 6)
     found = layout("everything")
     torch.testing.assert_close(found.rows().lengths(), found.matrix.norm(dim=1), rtol=1e-12, atol=0)
 

@@ -22,8 +22,8 @@ from support.drawing import randn
 class Counted(Rows):
     """Rows that are nothing but their number."""
 
-    def __init__(self, n_rows: int, granule: int) -> None:
-        self.n_rows, self.n_columns, self.granule = n_rows, 10, granule
+    def __init__(self, n_rows: int, rows_per_example: int) -> None:
+        self.n_rows, self.n_columns, self.rows_per_example = n_rows, 10, rows_per_example
         self.dtype, self.device = torch.float32, torch.device("cpu")
 
     def block(self, start: int, stop: int) -> Block:
@@ -55,27 +55,27 @@ def matrix_free(matrix: Tensor, block_rows: int | None = None) -> nb.MatrixFreeR
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     examples=st.integers(1, 5_000),
-    granule=st.integers(1, 12),
+    each=st.integers(1, 12),
     cut_short=st.booleans(),
     block_rows=st.integers(1, 9_000),
 )
-def test_blocks_hold_each_row_once_in_order(examples: int, granule: int, cut_short: bool, block_rows: int) -> None:
-    n_rows = max(1, examples * granule - (granule // 2 if cut_short else 0))  # the last example may be incomplete
-    cuts = Counted(n_rows, granule).cuts(block_rows)
+def test_blocks_hold_each_row_once_in_order(examples: int, each: int, cut_short: bool, block_rows: int) -> None:
+    n_rows = max(1, examples * each - (each // 2 if cut_short else 0))  # the last example may be incomplete
+    cuts = Counted(n_rows, each).cuts(block_rows)
     assert [stop for _, stop in cuts[:-1]] == [start for start, _ in cuts[1:]]
     assert cuts[0][0] == 0
     assert cuts[-1][1] == n_rows
     assert all(start < stop for start, stop in cuts)
-    assert all(start % granule == 0 for start, _ in cuts)
+    assert all(start % each == 0 for start, _ in cuts)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(examples=st.integers(1, 5_000), granule=st.integers(1, 12), block_rows=st.integers(1, 9_000))
-def test_blocks_are_even_and_no_larger_than_asked_for(examples: int, granule: int, block_rows: int) -> None:
-    sizes = [stop - start for start, stop in Counted(examples * granule, granule).cuts(block_rows)]
-    assert max(sizes) <= max(granule, block_rows)
-    assert max(sizes) - min(sizes) <= granule
-    fewest = -(-examples // max(1, block_rows // granule))
+@given(examples=st.integers(1, 5_000), each=st.integers(1, 12), block_rows=st.integers(1, 9_000))
+def test_blocks_are_even_and_no_larger_than_asked_for(examples: int, each: int, block_rows: int) -> None:
+    sizes = [stop - start for start, stop in Counted(examples * each, each).cuts(block_rows)]
+    assert max(sizes) <= max(each, block_rows)
+    assert max(sizes) - min(sizes) <= each
+    fewest = -(-examples // max(1, block_rows // each))
     assert len(sizes) == fewest
 
 
@@ -87,8 +87,12 @@ def test_empty_blocks_are_refused(block_rows: int) -> None:
 
 def test_costs_of_dense_rows_are_counted() -> None:
     rows = Counted(7, 1)
-    assert rows.gram_cost() == rows.product_cost() == 20
-    assert rows.kept_bytes() == 7 * 10 * 4
+    costs = rows.costs()
+    assert costs.gram_flops == costs.product_flops == 20
+    assert costs.normal_flops == 700
+    assert costs.full_bytes == costs.held_bytes == 7 * 10 * 4
+    assert rows.costs("half").held_bytes == 7 * 10 * 2
+    assert rows.costs("recompute").held_bytes == 0
 
 
 # --- products ---
@@ -143,7 +147,7 @@ def test_matrix_free_rows_can_be_kept_and_projected() -> None:
     kept = rows.keep()
     assert torch.equal(kept.dense(), matrix)
     assert kept.block_rows == 4
-    assert rows.kept_bytes() == 6 * 9 * 8
+    assert rows.costs().held_bytes == 6 * 9 * 8
     directions = ExactDual().apply(ExactDual().prepare(rows), torch.eye(9, dtype=torch.float64)).directions
     torch.testing.assert_close(directions, kernel_projector(matrix))
 

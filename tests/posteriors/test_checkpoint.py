@@ -34,14 +34,14 @@ def test_no_checkpoint_is_written_before_its_interval_is_over(tmp_path: Path, mo
 
 
 class Own(Projector):
-    """A projector of a user's, that knows nothing of stores."""
+    """A projector of a user's, that ignores stores."""
 
     rtol, atol = 1e-2, 0.0
 
-    def prepare(self, rows: nb.Rows) -> Any:
+    def _prepare(self, rows: nb.Rows) -> Any:
         return ExactDual().prepare(rows)
 
-    def apply(self, state: Any, noise: Tensor, *, callback: Any = None) -> Projection:
+    def _apply(self, state: Any, noise: Tensor, callback: Any, store: Any) -> Projection:
         return ExactDual().apply(state, noise, callback=callback)
 
 

@@ -81,7 +81,7 @@ def opened(name: str) -> tuple[Any, Hungry]:
     """Two samples, and rows that are formed again whenever they are needed: each time the network is called."""
     kind, rows, projector, *_ = CASES[name]
     model = Plain().failing_at(0)
-    little = rows(model, DATA).kept_bytes()
+    little = rows(model, DATA).costs().held_bytes
     return fit_with_projector(model, DATA, projector, kind=kind, n_samples=2, memory_limit=little), model.failing_at(0)
 
 
@@ -114,7 +114,7 @@ def test_a_failed_extension_keeps_the_earlier_samples(name: str) -> None:
     assert caught.value.__cause__ is not None
     assert is_out_of_memory(caught.value.__cause__)
     assert ("Call prepare(loader)" in str(caught.value)) == released
-    assert (posterior._rows is None) == released  # nothing that is half built is held
+    assert (posterior._prepared is None) == released  # nothing that is half built is held
     model.failing_at(0)
     assert posterior.report == report
     assert torch.equal(posterior.predict(x).samples, before)

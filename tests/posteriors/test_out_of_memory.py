@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
+from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.memory import is_out_of_memory
 from nullbayes.posteriors import checkpoint
 from nullbayes.posteriors.checkpoint import Checkpoint
@@ -191,7 +191,7 @@ def linearize(model: nn.Module) -> Any:
 
 def form_plainly(model: nn.Module) -> Any:
     network = Network(model)
-    rows = LayerRows(network, lambda flat, x, y: network(flat, x), *DATA[0])
+    rows = RowBuilder(network, lambda flat, x, y: network(flat, x), *DATA[0])
     return rows.plain(*DATA[0], ((0, network.n_parameters),))
 
 
@@ -220,7 +220,7 @@ def test_out_of_memory_errors_are_not_taken_for_unsupported_routes(
 )
 def test_an_allocation_that_fails_once_does_not_end_a_fit(kind: type, rows: type, projector: Any) -> None:
     model = Plain().failing_at(0)
-    rows(model, DATA).kept_bytes()  # what has to be known before there is a plan
+    rows(model, DATA).costs()  # what has to be known before there is a plan
     opening, whole = Hungry.calls, fit_with_projector(model.failing_at(0), DATA, projector, kind=kind)
     assert whole.report.notes == ()
     noted = []

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 import nullbayes as nb
 from nullbayes.errors import DataError
 from nullbayes.projectors import choose
-from nullbayes.projectors.auto import _in_words
+from nullbayes.projectors.plan import _in_words
 from support.models import CLASSIFICATION, MLP
 
 N = 1000

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import nullbayes as nb
 from nullbayes.errors import CollapseWarning, UnderfitWarning
 from nullbayes.likelihoods import Classification, Regression
+from nullbayes.posteriors import fitting
 from nullbayes.posteriors import promise as rule
-from nullbayes.posteriors import trial
 from nullbayes.posteriors.promise import NATS, Answers, least_precision
 from support.drawing import randn
 from support.models import CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
@@ -62,14 +62,14 @@ def test_the_closed_form_breaks_the_promise_that_the_default_keeps(kind: type) -
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 @each_kind
 def test_a_rule_that_ignores_the_training_data_would_be_noticed(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rule, trial):
+    for module in (rule, fitting):
         monkeypatch.setattr(module, "least_precision", lambda found: (0.0, "nothing"))
     assert worse(fit(kind, MULTILABEL), MULTILABEL, 500, seed=7) > 0.01
 
 
 def test_a_precision_chosen_on_training_rows_alone_would_break_the_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     """A projected posterior does not move there, whatever the precision is."""
-    monkeypatch.setattr(trial, "least_precision", lambda found: (0.0, "nothing"))
+    monkeypatch.setattr(fitting, "least_precision", lambda found: (0.0, "nothing"))
     posterior = fit(nb.ProjectedPosterior, MULTILABEL)
     assert worse(posterior, MULTILABEL) < NATS
     assert worse(posterior, MULTILABEL, 500, seed=7) > 0.01
@@ -134,7 +134,7 @@ def test_nan_likelihoods_do_not_count_as_keeping_the_promise(monkeypatch: pytest
 
 def rows_of(n: int, width: int = 3) -> Any:
     """As much of rows as a split looks at."""
-    return SimpleNamespace(examples=range(n), n_outputs=width, granule=width)
+    return SimpleNamespace(examples=range(n), n_outputs=width, rows_per_example=width)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 150, 300, 5000])
@@ -266,9 +266,9 @@ def test_a_variance_made_negligible_by_the_promise_causes_a_warning() -> None:
 
 
 def test_a_broken_promise_causes_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rule, trial):
+    for module in (rule, fitting):
         monkeypatch.setattr(module, "least_precision", lambda found: (1e-6, "nll"))
-    monkeypatch.setattr(nb.posteriors.scale.priors, "closed_form", lambda *_: 1e-6)
+    monkeypatch.setattr(nb.posteriors.measured.priors, "closed_form", lambda *_: 1e-6)
     with pytest.warns(UnderfitWarning, match="does not keep its promise"):
         fit(nb.LossProjectedPosterior, CLASSIFICATION, 10)
 

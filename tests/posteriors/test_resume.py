@@ -5,6 +5,7 @@ The fits that are killed run in processes of their own, which kill themselves at
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from nullbayes.errors import FileError
 from nullbayes.posteriors import checkpoint
 from nullbayes.posteriors.checkpoint import Checkpoint
 from support.checkpoint_fits import PROJECTORS, counted, fit_in_sweeps, interrupted, left, seeded, told
-from support.models import MLP
+from support.models import MLP, REGRESSION
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning"),
@@ -169,14 +170,24 @@ def test_ctrl_c_stores_the_last_sweep_whatever_the_interval(tmp_path: Path) -> N
 def test_a_resumed_fit_keeps_its_plan_whatever_memory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"projector": "auto", "tolerance": 1e-3}
     monkeypatch.setattr("nullbayes.projectors.auto._DIRECT", 0)
-    monkeypatch.setattr("nullbayes.posteriors.resources.free_memory", lambda device: 200_000)
+    monkeypatch.setattr("nullbayes.posteriors.arguments.free_memory", lambda device: 200_000)
     whole = fit_in_sweeps(**settings, generator=seeded())
     interrupted(tmp_path / "fit", 2, **settings)
-    monkeypatch.setattr("nullbayes.posteriors.resources.free_memory", lambda device: 2**32)
+    monkeypatch.setattr("nullbayes.posteriors.arguments.free_memory", lambda device: 2**32)
     resumed = fit_in_sweeps(**settings, checkpoint=tmp_path / "fit")
     assert fit_in_sweeps(**settings, generator=seeded()).report.reason != whole.report.reason
     assert torch.equal(resumed.directions, whole.directions)
     assert told(resumed) == told(whole)
+
+
+@pytest.mark.filterwarnings("ignore:The network fits its:nullbayes.errors.NullBayesWarning")
+def test_a_regression_with_several_outputs_resumes(tmp_path: Path) -> None:
+    """The noise of each output is a part of what tells the fit."""
+    kind = functools.partial(nb.ProjectedPosterior, likelihood="regression")
+    settings = {"kind": kind, "model": MLP.build(2), "data": [REGRESSION.data(n=12)]}
+    interrupted(tmp_path / "fit", 3, **settings)
+    resumed = fit_in_sweeps(**settings, checkpoint=tmp_path / "fit")
+    assert torch.equal(resumed.directions, fit_in_sweeps(**settings, generator=seeded()).directions)
 
 
 if __name__ == "__main__":

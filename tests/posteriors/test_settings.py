@@ -24,7 +24,7 @@ def test_rows_that_are_formed_again_give_the_same_directions(
     held = fit_mlp(kind, n_samples=4, projector=projector)
     rows = nb.OutputJacobian if kind is nb.ProjectedPosterior else nb.LossJacobian
     monkeypatch.setattr(rows, "keep", None)
-    little = rows(MLP.build(), [CLASSIFICATION.data()]).kept_bytes()
+    little = rows(MLP.build(), [CLASSIFICATION.data()]).costs().held_bytes
     again = fit_mlp(kind, n_samples=4, projector=projector, memory_limit=little)
     torch.testing.assert_close(again.directions, held.directions)
 

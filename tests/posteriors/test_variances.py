@@ -146,12 +146,12 @@ def test_exact_variances_of_a_fit_that_did_not_converge_stop_where_it_stopped() 
         posterior = fit_mlp(nb.ProjectedPosterior, projector=Alternating(4, 1e-9, max_sweeps=2))
     posterior.prepare([CLASSIFICATION.data()], projector=Alternating(4, 1e-9, max_sweeps=7))
     posterior.functional_variance(X_NEW, exact=True)  # silently: seven sweeps would not have been enough either
-    assert {leader.sweeps for leader in posterior._exact.leaders} == {2}
+    assert {schedule.sweeps for _, schedule in posterior._exact.schedules} == {2}
 
 
 def test_exact_variances_do_not_depend_on_how_many_rows_fit_in_memory() -> None:
     posterior = fit_mlp(nb.ProjectedPosterior, n_samples=2)
     whole = posterior.functional_variance(X_NEW, exact=True)
-    posterior._jacobian.working_bytes, posterior._exact = 1, None
+    posterior._prepared.jacobian.working_bytes, posterior._exact = 1, None
     torch.testing.assert_close(posterior.functional_variance(X_NEW, exact=True), whole)
     assert posterior._exact.at_once == 2

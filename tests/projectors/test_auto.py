@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -9,39 +10,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nullbayes.errors import SettingsError
-from nullbayes.linalg.rows import Block, Rows
+from nullbayes.limits import LIMITS, PieceCosts, RowCosts
 from nullbayes.projectors import ExactDual, ExactPrimal, Krylov, Plan, choose
 from nullbayes.types import Storage
 
 MIB, GIB = 2**20, 2**30
 
 
-class Shape(Rows):
-    """Rows that are nothing but their shape: a choice must not need more."""
+@dataclass(frozen=True)
+class Shape:
+    """What rows cost, without rows: a choice must not need more."""
 
-    def __init__(
-        self,
-        n_rows: int,
-        n_columns: int,
-        granule: int = 1,
-        *,
-        held: bool = False,
-        packed: int = 1,
-        dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
-    ) -> None:
-        self.n_rows, self.n_columns, self.granule, self.held = n_rows, n_columns, granule, held
-        self.packed = packed  # how many times fewer bytes than entries: factors of outer products
-        self.dtype, self.device = dtype, torch.device(device)
+    n_rows: int
+    n_columns: int
+    rows_per_example: int = 1
+    held: bool = False
+    packed: int = 1  # how many times fewer bytes than entries: factors of outer products
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    example_bytes: int = 0  # temporary bytes per example to form its rows
 
-    def block(self, start: int, stop: int) -> Block:
-        raise NotImplementedError
-
-    def keep(self, *, half: bool = False, host: bool = False) -> Rows:
-        raise NotImplementedError
-
-    def kept_bytes(self, *, half: bool = False) -> int:
-        return 0 if self.held else super().kept_bytes(half=half) // self.packed
+    def costs(self, storage: Storage = "device") -> RowCosts:
+        n_bytes = 0 if self.held else self.n_rows * self.n_columns * self.dtype.itemsize // self.packed
+        return RowCosts(
+            n_rows=self.n_rows,
+            n_columns=self.n_columns,
+            rows_per_example=self.rows_per_example,
+            dtype=self.dtype,
+            device=torch.device(self.device),
+            working_bytes=LIMITS[self.device].working_bytes,
+            storage=storage,
+            pieces=(PieceCosts(n_bytes, 2.0 * self.n_columns, 2.0 * self.n_columns),),
+            full_bytes=n_bytes,
+            held_bytes={"device": n_bytes, "host": n_bytes, "half": n_bytes // 2}.get(storage, 0),
+            normal_flops=float(self.n_rows) * self.n_columns**2,
+            numbers_per_row=self.n_columns,
+            example_bytes=self.example_bytes,
+        )
 
 
 @pytest.fixture
@@ -108,7 +113,7 @@ def test_less_memory_means_smaller_blocks_then_rows_formed_again_then_a_refusal(
     assert blocks[-1] <= blocks[0] / 4
     assert all(plan.seconds >= before.seconds for before, plan in itertools.pairwise(plans))  # less room, never sooner
     assert plans[0].storage in ("device", "half")
-    assert plans[-1].storage == "form"
+    assert plans[-1].storage == "recompute"
     with pytest.raises(SettingsError, match=r"10 samples of .* parameters alone need .* take fewer samples"):
         choose(rows, n_samples=10, memory_limit=10 * rows.n_columns * 4)
 
@@ -117,29 +122,29 @@ def test_less_memory_means_smaller_blocks_then_rows_formed_again_then_a_refusal(
 def test_half_precision_is_for_float32_rows_and_loose_tolerances() -> None:
     def plan(dtype: torch.dtype, rtol: float) -> Plan:
         rows = Shape(20_000, 40_000, dtype=dtype, device="cuda")
-        return choose(rows, n_samples=10, memory_limit=int(0.8 * rows.kept_bytes()), rtol=rtol)  # half would fit
+        return choose(rows, n_samples=10, memory_limit=int(0.8 * rows.costs().full_bytes), rtol=rtol)  # half would fit
 
     loose = plan(torch.float32, 1e-2)
     assert loose.storage == "half"
     assert isinstance(loose.projector, Krylov)
     assert loose.projector.alternating.gram_dtype == torch.float32  # of ten-bit numbers it is exact enough
-    assert plan(torch.float32, 1e-3).storage == "form"  # ten bits are not enough for that
-    assert plan(torch.float64, 1e-2).storage == "form"
+    assert plan(torch.float32, 1e-3).storage == "recompute"  # ten bits are not enough for that
+    assert plan(torch.float64, 1e-2).storage == "recompute"
 
 
 @pytest.mark.usefixtures("graphics_card")
 def test_host_memory_is_for_a_graphics_card_and_only_as_much_as_there_is() -> None:
     rows, limit = Shape(100_000, 400_000, packed=20, device="cuda"), 5 * GIB
-    kept = rows.kept_bytes()
+    kept = rows.costs().full_bytes
     assert kept > limit
 
-    def storage(rows: Rows, host_limit: int) -> str:
+    def storage(rows: Shape, host_limit: int) -> str:
         return choose(rows, n_samples=2, memory_limit=limit, rtol=1e-3, host_limit=host_limit).storage
 
     assert storage(rows, 2 * kept) == "host"
-    assert storage(rows, kept - 1) == "form"
-    assert storage(rows, 0) == "form"
-    assert storage(Shape(100_000, 400_000, packed=20), 2 * kept) == "form"  # host memory is the limit already
+    assert storage(rows, kept - 1) == "recompute"
+    assert storage(rows, 0) == "recompute"
+    assert storage(Shape(100_000, 400_000, packed=20), 2 * kept) == "recompute"  # host memory is the limit already
 
 
 @pytest.mark.parametrize("held", [False, True])
@@ -170,7 +175,7 @@ def test_tighter_tolerance_takes_longer() -> None:
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     examples=st.integers(1, 100_000),
-    granule=st.integers(1, 20),
+    rows_per_example=st.integers(1, 20),
     n_columns=st.integers(1, 1_000_000),
     n_samples=st.integers(1, 50),
     limit=st.integers(20, 40).map(lambda power: 2**power),
@@ -180,7 +185,7 @@ def test_tighter_tolerance_takes_longer() -> None:
 )
 def test_plan_stays_within_its_memory_or_is_refused(
     examples: int,
-    granule: int,
+    rows_per_example: int,
     n_columns: int,
     n_samples: int,
     limit: int,
@@ -188,7 +193,7 @@ def test_plan_stays_within_its_memory_or_is_refused(
     dtype: torch.dtype,
     rtol: float,
 ) -> None:
-    rows = Shape(examples * granule, n_columns, granule, held=held, dtype=dtype)
+    rows = Shape(examples * rows_per_example, n_columns, rows_per_example, held=held, dtype=dtype)
     try:
         plan = choose(rows, n_samples=n_samples, memory_limit=limit, rtol=rtol)
     except SettingsError as refusal:
@@ -208,8 +213,8 @@ def test_plan_stays_within_its_memory_or_is_refused(
         assert dtype == torch.float32
         assert rtol > 1e-4
     if isinstance(plan.projector, Krylov):
-        assert granule <= block_rows(plan) <= rows.n_rows
-        assert block_rows(plan) % granule == 0
+        assert rows_per_example <= block_rows(plan) <= rows.n_rows
+        assert block_rows(plan) % rows_per_example == 0
         assert plan.projector.rtol == rtol
 
 
@@ -224,17 +229,10 @@ def test_plan_prints_what_it_would_do() -> None:
     assert "held in memory" in str(choose(Shape(50, 200), n_samples=10, memory_limit=GIB))
 
 
-class Chunked(Shape):
-    """Rows that are formed in chunks: few working bytes make many."""
-
-    def forming_chunks(self, storage: Storage, working_bytes: int) -> int:
-        return 2**40 // working_bytes
-
-
 def test_a_larger_block_does_not_pay_where_it_leaves_no_room_to_form_rows(graphics_card: None) -> None:
     options = {"n_samples": 30, "memory_limit": int(117.9 * GIB), "rtol": 1e-2}
-    free, chunked = (
-        choose(kind(150_000, 269_722, 10, packed=1, device="cuda"), **options) for kind in (Shape, Chunked)
+    free, chunked = (  # few working bytes make many chunks
+        choose(Shape(150_000, 269_722, 10, device="cuda", example_bytes=size), **options) for size in (0, 2**26)
     )
     assert free.storage == chunked.storage == "half"
     assert block_rows(chunked) < block_rows(free)

@@ -7,7 +7,7 @@ from torch import Tensor
 import nullbayes as nb
 from nullbayes.errors import NullBayesError, SettingsError
 from nullbayes.projectors import Alternating, Krylov
-from nullbayes.projectors.coarse import coarse_space
+from nullbayes.projectors.sweep import coarse_space
 from nullbayes.testing import cases, kernel_projector
 from support.drawing import matrix_from_singular_values, rand, randn
 
@@ -84,10 +84,10 @@ def test_norms_of_the_rows_do_not_matter(size: float, dtype: torch.dtype) -> Non
 def test_removed_is_the_part_in_the_coarse_space() -> None:
     coarse = coarse_space(nb.DenseRows(with_spectrum(SPECTRA["power law"])), 12)
     vectors = gaussian(3, 120)
-    removed = coarse.removed(vectors)
+    removed = coarse.correction(vectors)
     torch.testing.assert_close(removed, vectors @ coarse.basis.T @ coarse.basis)
-    torch.testing.assert_close(coarse.removed(removed), removed)
-    assert coarse.removed(vectors - removed).norm() < 1e-12
+    torch.testing.assert_close(coarse.correction(removed), removed)
+    assert coarse.correction(vectors - removed).norm() < 1e-12
 
 
 def test_coarse_space_is_deterministic() -> None:
@@ -133,7 +133,7 @@ def test_sum_of_the_steps_is_symmetric_and_zero_on_the_null_space_alone(dimensio
     case = CASES["zero_rows"]
     state = Alternating(coarse=dimension).prepare(nb.DenseRows(case.matrix, case.block_rows))
     assert state.coarse is not None
-    map_ = state.all_at_once(torch.eye(90, dtype=torch.float64))
+    map_ = state.parallel_sweep(torch.eye(90, dtype=torch.float64))
     torch.testing.assert_close(map_, map_.T, rtol=0, atol=1e-12)
     values = torch.linalg.eigvalsh(map_)
     assert values.min() > -1e-12

@@ -117,7 +117,7 @@ def test_sample_that_has_converged_is_frozen_while_the_others_go_on(kind: type[A
     hard, inside = gaussian(2, 100)
     projector = kind(rtol=1e-2)
     state = projector.prepare(nb.DenseRows(matrix, 16))
-    top = torch.linalg.eigh(state.all_at_once(torch.eye(100, dtype=torch.float64)))[1][:, -1]  # a step clears it
+    top = torch.linalg.eigh(state.parallel_sweep(torch.eye(100, dtype=torch.float64)))[1][:, -1]  # a step clears it
     block = matrix[:16].T @ gaussian(1, 16)[0]  # so does one block
     easy = inside @ kernel_projector(matrix) + (block if kind is Alternating else top)
     residuals: list[Tensor] = []

@@ -121,10 +121,10 @@ class Stopping(Projector):
     rtol: float = 1e-9
     atol: float = 0.0
 
-    def prepare(self, rows: nb.Rows) -> object:
+    def _prepare(self, rows: nb.Rows) -> object:
         return self.inner.prepare(rows)
 
-    def apply(self, state: object, noise: Tensor, *, callback: object = None) -> Projection:
+    def _apply(self, state: object, noise: Tensor, *_: object) -> Projection:
         def stop(sweeps: int, residual: Tensor) -> None:
             if sweeps >= self.sweeps:
                 raise KeyboardInterrupt

@@ -122,3 +122,22 @@ def test_an_interrupted_measurement_is_repeated() -> None:
         assert part.info.sweeps == wanted
         assert left.states[-1]["counts"][:2].tolist() == [wanted, wanted]
         assert same(project(make(), Memory(left.states[-1])), whole)
+
+
+@pytest.mark.parametrize("name", ["Krylov converges", "Krylov runs out", "Alternating converges"])
+def test_sweeps_are_told_for_each_sample(name: str) -> None:
+    """They are those after which a sample alone is finished, and the same when the iteration is resumed."""
+    make, kept = ENDS[name][0], Memory()
+    whole = project(make(), kept)
+    taken = whole.info.sweeps_per_sample
+    assert taken.shape == (len(NOISE),)
+    assert int(taken.max()) == whole.info.sweeps
+    again = project(make(), Memory(kept.states[len(kept.states) // 2]))
+    assert torch.equal(again.info.sweeps_per_sample, taken)
+    projector = make()
+    state = projector.prepare(nb.DenseRows(MATRIX))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        alone = [projector.apply(state, one[None]).info.sweeps for one in NOISE]
+    assert alone == taken.tolist()
+    assert name == "Krylov runs out" or len(set(alone)) > 1

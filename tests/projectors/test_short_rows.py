@@ -59,4 +59,4 @@ def test_short_rows_are_spared_for_losses_and_not_for_outputs() -> None:
     assert not nb.OutputJacobian.spares_short_rows
     x = randn(6, 2, generator=torch.Generator().manual_seed(0))
     rows = nb.LossJacobian(torch.nn.Linear(2, 3), [(x, torch.zeros(6, dtype=torch.long))])
-    assert all(rows.stored(storage).spares_short_rows for storage in ("device", "half", "form", "products"))
+    assert all(rows.stored(storage).spares_short_rows for storage in ("device", "half", "recompute", "matrix_free"))

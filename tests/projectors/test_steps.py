@@ -11,7 +11,7 @@ from nullbayes.errors import NullBayesError
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.spectral import factor_normal
 from nullbayes.projectors import Alternating, Krylov
-from nullbayes.projectors.steps import DualStep, PrimalStep, dual_step, gram_precision, primal_step
+from nullbayes.projectors.sweep import DualStep, PrimalStep, dual_step, gram_precision, primal_step
 from nullbayes.testing import cases, kernel_projector
 from support.drawing import matrix_from_singular_values, rand, randn
 
@@ -40,7 +40,7 @@ Make = Callable[[Tensor, float], DualStep | PrimalStep]
 
 
 def as_matrix(step: DualStep | PrimalStep, columns: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return step.removed(torch.eye(columns, dtype=dtype)).T.double()
+    return step.correction(torch.eye(columns, dtype=dtype)).T.double()
 
 
 def written_out(matrix: Tensor, shift: float) -> Tensor:
@@ -116,11 +116,11 @@ def test_default_shift_is_half_the_tolerance_of_the_outer_projector() -> None:
 
 
 def test_precision_of_a_gram_matrix_follows_rows_size_and_device() -> None:
-    single, double = nb.DenseRows(torch.ones(2, 2)), nb.DenseRows(torch.ones(2, 2, dtype=torch.float64))
-    assert gram_precision(single, 1000) == torch.float64
-    assert gram_precision(double, 10_000) == torch.float64
-    if single.device.type == "cpu":
-        assert gram_precision(single, 1001) == torch.float32
+    here = torch.get_default_device()
+    assert gram_precision(torch.float32, here, 1000) == torch.float64
+    assert gram_precision(torch.float64, here, 10_000) == torch.float64
+    if here.type == "cpu":
+        assert gram_precision(torch.float32, here, 1001) == torch.float32
 
 
 def rough_gram(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_float32_factors_of_nearly_equal_rows_do_not_overshoot(n_rows: int) -> N
     step = dual(matrix, 0.0, torch.float32)
     vectors = gaussian(4, n_rows).float() @ matrix
     for _ in range(20):
-        vectors = step.removed(vectors / vectors.norm(dim=1, keepdim=True))
+        vectors = step.correction(vectors / vectors.norm(dim=1, keepdim=True))
     assert vectors.norm(dim=1).max() < 1.01
 
 
@@ -173,7 +173,7 @@ def test_rounding_of_the_normal_factor_stays_within_its_bound() -> None:
         rows = nb.DenseRows(matrix)
         factor = factor_normal(lambda: matrix.T @ matrix, torch.float64)  # noqa: B023 - called at once
         inside = gaussian(5, 40) @ kernel_projector(rows.dense())
-        taken = factor.removed(inside) @ kernel_projector(rows.dense())
+        taken = factor.correction(inside) @ kernel_projector(rows.dense())
         assert 0 < factor.leak <= 1e-10
         assert (taken.norm(dim=1) <= 4 * factor.leak * inside.norm(dim=1)).all()
 
@@ -213,7 +213,7 @@ def test_shift_of_the_normal_matrix_grows_until_it_can_be_factored() -> None:
     matrix[0, 1] = matrix[1, 0] = 1.1  # indefinite
     factor = factor_normal(lambda: matrix.clone(), torch.float64)
     assert 1e-3 < factor.shift < 1
-    assert torch.isfinite(factor.removed(torch.ones(1, 6, dtype=torch.float64))).all()
+    assert torch.isfinite(factor.correction(torch.ones(1, 6, dtype=torch.float64))).all()
 
 
 @pytest.mark.parametrize("shift", [-1.0, float("inf"), float("nan")])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from nullbayes.projectors.base import mean_and_error, traces
+from nullbayes.projectors.stopping import mean_and_error, traces
 from support.projector_table import gaussian
 
 

@@ -75,7 +75,11 @@ class Layout:
         """The rows that the pieces make."""
         like = torch.empty(0, dtype=self.dtype)
         return HeldRows(
-            self.pieces, n_rows=len(self.matrix), n_columns=self.matrix.shape[1], like=like, granule=self.outputs
+            self.pieces,
+            n_rows=len(self.matrix),
+            n_columns=self.matrix.shape[1],
+            like=like,
+            rows_per_example=self.outputs,
         )
 
 

@@ -19,7 +19,8 @@ from nullbayes.jacobian.batches import BatchFn, is_array
 from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors.base import SamplePosterior
-from nullbayes.posteriors.header import REPORT, Fields, count
+from nullbayes.posteriors.header import Fields, count
+from nullbayes.posteriors.measured import REPORT
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Prediction, default_link, joined, stream
 

@@ -15,11 +15,9 @@ from nullbayes.errors import LikelihoodError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import Network
-from nullbayes.posteriors import noise
-from nullbayes.posteriors.arguments import data_and_count
+from nullbayes.posteriors.arguments import data_and_count, draw_seed, memory_limit_bytes
 from nullbayes.posteriors.base import SamplePosterior
-from nullbayes.posteriors.progress import Progress
-from nullbayes.posteriors.resources import Meter, memory_limit_bytes
+from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.precision import full_precision
 
 Learn = Callable[[Context], Learned[Any]]
@@ -66,7 +64,7 @@ def run_fit(
                 raise LikelihoodError(msg)
             rows = OutputJacobian(network, examples, likelihood, hessian=method.hessian)
         rows.working_bytes = min(rows.working_bytes, available // 8)
-        seed = noise.draw_seed(generator)
+        seed = draw_seed(generator)
         with meter.phase("learning"):
             learned = learn(Context(name, rows, n_samples, seed, available))
         with meter.phase("samples"):

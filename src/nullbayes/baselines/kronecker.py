@@ -91,7 +91,7 @@ def _factors(rows: OutputJacobian) -> Iterator[Factor]:
             model,
             nn.MSELoss(reduction="sum"),
             leaves,
-            _Batches(rows.examples, rows.granule),
+            _Batches(rows.examples, rows.rows_per_example),
             fisher_type="type-2",
             check_deterministic=False,
             num_per_example_loss_terms=1,

@@ -19,6 +19,7 @@ from nullbayes.baselines.method import Context, Learned, LikelihoodLike, Method,
 from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows
+from nullbayes.limits import normal_bytes
 from nullbayes.linalg.curvature import (
     Curvature,
     Diagonal,
@@ -29,8 +30,8 @@ from nullbayes.linalg.curvature import (
     column_squares,
     lanczos_pairs,
 )
-from nullbayes.linalg.normal import normal_bytes, normal_matrix
-from nullbayes.posteriors import noise
+from nullbayes.linalg.normal import normal_matrix
+from nullbayes.posteriors.arguments import normal
 from nullbayes.precision import full_precision
 
 _PREFIX = "curvature."
@@ -63,7 +64,7 @@ class Laplace(Method[Curvature]):
 
     def deviations(self, state: Curvature, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:
         """Draw from the Gaussian."""
-        drawn = noise.normal(network, seed, 0, n_samples, state.noise_size)
+        drawn = normal(network, seed, 0, n_samples, state.noise_size)
         return state.sample(drawn.to(network.device), alpha)
 
     def tensors(self, state: Curvature) -> dict[str, Tensor]:

@@ -88,7 +88,7 @@ def _member(network: Network, state: States, i: int) -> Network:
     module = copy.deepcopy(network.model)
     module.load_state_dict({name: values[i] for name, values in state.tensors.items()})
     member = Network(module, output_fn=network.output_fn)
-    member.trained_on = network.trained_on
+    member.input_signature = network.input_signature
     return member
 
 

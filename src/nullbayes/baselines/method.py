@@ -65,7 +65,7 @@ class Context:
 
     def held(self, allowed: int) -> Rows:
         """Return the rows, stored in memory if they fit in so many bytes: for methods that read them often."""
-        return self.rows.stored("device") if self.rows.kept_bytes() <= allowed else self.rows
+        return self.rows.stored("device") if self.rows.costs().held_bytes <= allowed else self.rows
 
     def vectors(self, memory_budget: int) -> int:
         """Return how many vectors of the size of the parameters a budget allows; refuse it if memory does not."""

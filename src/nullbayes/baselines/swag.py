@@ -24,7 +24,7 @@ from nullbayes.baselines.method import Context, FitOptions, Learned
 from nullbayes.errors import ModelError, NotFittedError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network, arguments
-from nullbayes.posteriors import noise
+from nullbayes.posteriors.arguments import normal
 
 _BATCH = 128  # examples that batch statistics are computed from
 Train = Callable[[nn.Module], Any] | Iterable[Mapping[str, Tensor]]
@@ -129,7 +129,7 @@ def _collect(train: Train, n_models: int, rank: int, context: Context) -> Learne
         msg = f"SWAG needs at least 2 iterates to speak of a covariance; train=... gave {moments.n}."
         raise SettingsError(msg)
     kept = len(moments.deviations)
-    drawn = noise.normal(network, context.seed, 0, context.n_samples, network.n_parameters + kept)
+    drawn = normal(network, context.seed, 0, context.n_samples, network.n_parameters + kept)
     flat = moments.sample(drawn.to(network.device)).to(network.dtype)
     states = [_with_statistics(vector, network, context.rows.examples) for vector in flat]
     return Learned(stacked(network, states, moments), kept, f"{moments.n} iterates")

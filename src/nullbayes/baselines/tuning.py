@@ -13,7 +13,7 @@ from nullbayes.baselines.method import Method
 from nullbayes.errors import NullBayesWarning, SettingsError
 from nullbayes.likelihoods import Likelihood
 from nullbayes.linalg.curvature import Curvature
-from nullbayes.posteriors.numbers import positive
+from nullbayes.posteriors.arguments import positive
 from nullbayes.posteriors.scale import best_of_grid, check_method
 from nullbayes.predictive import Prediction, default_link, nll
 

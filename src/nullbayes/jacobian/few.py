@@ -23,10 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
+from nullbayes.jacobian.autograd import gradients, ordinary, recording
 from nullbayes.jacobian.batches import map_leaves, n_examples
-from nullbayes.jacobian.comparison import CHUNK_TOLERANCE, Plain, gradients, ordinary, recording
-from nullbayes.jacobian.layers import LayerRows
+from nullbayes.jacobian.checks import CHUNK_TOLERANCE, AutogradReference
 from nullbayes.jacobian.leaves import Leaves
+from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.linalg.pieces import DensePiece, Piece
 from nullbayes.precision import full_precision
 
@@ -41,12 +42,12 @@ _FIRST, _ONE_IN = 32, 16  # inputs that are compared: all of the first, then one
 
 
 @full_precision()
-def form_few(rows: LayerRows, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]] | None:
+def form_few(rows: RowBuilder, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]] | None:
     """Return the outputs (n, O) for few inputs, and their rows; None where the usual way is faster, or needed."""
     leaves, n, entries = Leaves.of(rows.network), n_examples(x), rows.width * rows.network.n_parameters
     if leaves is None:
         return None
-    if n == 1 and rows.width > 1 and entries <= _AT_ONCE and rows.at_once and _maps_well(rows):
+    if n == 1 and rows.width > 1 and entries <= _AT_ONCE and "at once" not in rows.reasons and _maps_well(rows):
         way, found = "at once", _at_once(rows, leaves, x)
     elif n == 1 and rows.width <= _OUTPUTS and entries <= _ENTRIES:
         way, found = "by output", _by_output(leaves, x)
@@ -58,16 +59,16 @@ def form_few(rows: LayerRows, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]] |
         return None
     if found is None or not rows.is_due(way, n, _FIRST, _ONE_IN):
         return found
-    plain = Plain(rows.network, rows.function, x, y, 0, n, leaves)
+    plain = AutogradReference(rows.network, rows.function, x, y, 0, n, leaves)
     return found if plain.agrees(*found, CHUNK_TOLERANCE) else None
 
 
-def _maps_well(rows: LayerRows) -> bool:
+def _maps_well(rows: RowBuilder) -> bool:
     """Whether mapping over outputs is no slower than copies: convolutions become grouped ones, which are slow."""
     return rows.operations <= _CONVOLUTIONS or not any(isinstance(layer.module, _ConvNd) for layer in rows.layers)
 
 
-def _at_once(rows: LayerRows, leaves: Leaves, x: Any) -> tuple[Tensor, list[Piece]] | None:
+def _at_once(rows: RowBuilder, leaves: Leaves, x: Any) -> tuple[Tensor, list[Piece]] | None:
     with recording():
         values = leaves.outputs(map_leaves(ordinary, x)).flatten(1)
         if not values.requires_grad:
@@ -77,8 +78,8 @@ def _at_once(rows: LayerRows, leaves: Leaves, x: Any) -> tuple[Tensor, list[Piec
             found = torch.autograd.grad(
                 values[0], leaves.tensors, units, is_grads_batched=True, allow_unused=True, materialize_grads=True
             )
-        except Exception:  # an operation whose derivative torch cannot map: there are other ways
-            rows.at_once = False
+        except Exception as error:  # an operation whose derivative torch cannot map: there are other ways
+            rows.reasons["at once"] = str(error)
             return None
     return values.detach(), [DensePiece(torch.cat([part.reshape(rows.width, -1) for part in found], 1), 0)]
 
@@ -93,12 +94,12 @@ def _by_output(leaves: Leaves, x: Any) -> tuple[Tensor, list[Piece]] | None:
     return values.detach(), [DensePiece(torch.cat(parts).view(values.shape[1], -1), 0)]
 
 
-def _by_layers(rows: LayerRows, leaves: Leaves, x: Any, n: int, *, copied: bool) -> tuple[Tensor, list[Piece]] | None:
+def _by_layers(rows: RowBuilder, leaves: Leaves, x: Any, n: int, *, copied: bool) -> tuple[Tensor, list[Piece]] | None:
     width, times = rows.width, rows.width if copied else 1
     with recording():
         inputs = map_leaves(lambda leaf: _repeated(ordinary(leaf), times), x)
         try:
-            values, seen = rows.watch(rows.layers, n * times, lambda: leaves.outputs(inputs).flatten(1))
+            values, seen = rows.watch(n * times, lambda: leaves.outputs(inputs).flatten(1))
             if len(seen) < len(rows.layers) or values.shape != (n * times, width) or not _used_once(values, leaves):
                 return None
             outputs = [output for _, output in seen.values()]

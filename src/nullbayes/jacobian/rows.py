@@ -1,8 +1,7 @@
-"""The derivatives of a function of the parameters on all examples, as rows: held, formed again, or multiplied with."""
+"""The derivatives of a function of the parameters on all examples as rows: held, formed again, or matrix-free."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterable
 from typing import Literal
@@ -11,21 +10,20 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
+from nullbayes.jacobian.checks import check_rows
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.finite import check_rows, pull_range, push_range
-from nullbayes.jacobian.layers import LayerRows, LayersDiffer
-from nullbayes.jacobian.modes import compare_modes
 from nullbayes.jacobian.network import Network
-from nullbayes.jacobian.products import product_examples
+from nullbayes.jacobian.products import compare_modes, product_examples, pull_range, push_range
+from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.likelihoods import Likelihood
+from nullbayes.limits import RowCosts, forming_room, limits, pushed_bytes
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
-from nullbayes.linalg.pieces import Piece, normal_cost
+from nullbayes.linalg.pieces import Piece, normal_flops
 from nullbayes.linalg.rows import Block, Rows
 from nullbayes.types import RowFunction, Storage
 
-Formed = Literal["form", "products"]
-_COPIES = 6  # of a vector, while its products are in work
+Formed = Literal["recompute", "matrix_free"]
 
 
 class JacobianRows(Rows):
@@ -34,27 +32,22 @@ class JacobianRows(Rows):
     Parameters
     ----------
     network, examples, likelihood
-        Whose derivatives, on which data.
+        The network whose derivatives these are, and the data.
     function : RowFunction
-        ``(flat parameters, inputs, targets) -> (n, granule)``.
-    granule : int
-        Rows an example has.
+        ``(flat parameters, inputs, targets) -> (n, rows_per_example)``.
+    rows_per_example : int
+        Rows per example.
     output_std : float
-        How far the outputs themselves spread over the examples.
+        Standard deviation of the outputs over the examples.
     n_outputs : int
-        Outputs of an example.
-    storage : "form" or "products"
-        What a block is: its entries, formed when it is asked for; or two products, by JVP and VJP, that never form it.
-
-    Notes
-    -----
-    Of :attr:`working_bytes`, rows formed in passing may take half, a block in one go or two parts of it at a time,
-    and what is in memory only while they are formed a quarter, or more where few rows leave it; rows that are then held
-    leave all of it to the latter.
+        Outputs per example.
+    storage : "recompute" or "matrix_free"
+        What a block is: its entries, formed whenever they are needed, or two products, by JVP and VJP, that never form
+        it. :class:`RowCosts <nullbayes.limits.RowCosts>` says how both share the :attr:`working_bytes`.
     """
 
-    n_counted: int  # rows that are not of ignored outputs
-    output_stds: Tensor | None = None  # (O,) of each output by itself, where they are independent
+    n_counted: int  # rows without those of ignored outputs
+    output_stds: Tensor | None = None  # (O,) per output, where outputs are independent
 
     def __init__(
         self,
@@ -63,45 +56,47 @@ class JacobianRows(Rows):
         likelihood: Likelihood,
         function: RowFunction,
         *,
-        granule: int,
+        rows_per_example: int,
         output_std: float,
         n_outputs: int,
-        storage: Formed = "form",
+        storage: Formed = "recompute",
     ) -> None:
-        if storage not in ("form", "products"):
-            msg = f'storage must be "form" or "products", not {storage!r}; .keep() holds all rows.'
+        if storage not in ("recompute", "matrix_free"):
+            msg = f'storage must be "recompute" or "matrix_free", not {storage!r}; .keep() holds all rows.'
             raise SettingsError(msg)
         self.network, self.examples, self.likelihood, self.function = network, examples, likelihood, function
-        self.granule, self.output_std, self.n_outputs = granule, output_std, n_outputs
+        self.rows_per_example, self.output_std, self.n_outputs = rows_per_example, output_std, n_outputs
         self.storage: Storage = storage
-        self.n_rows, self.n_columns = len(examples) * granule, network.n_parameters
+        self.n_rows, self.n_columns = len(examples) * rows_per_example, network.n_parameters
         self.dtype, self.device = network.dtype, network.device
         few = examples.read(0, min(3, len(examples)))
-        self._layers = LayerRows(network, function, *few)
+        self._layers = RowBuilder(network, function, *few)
+        self._row_bytes = max(1, sum(piece.costs().n_bytes for piece in self._layers.example_pieces))  # per example
         self._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
         probed, block = self._layers.probe(*few)
-        compare_modes(network, probed, *few, block, needed=storage == "products")
+        compare_modes(network, probed, *few, block, needed=storage == "matrix_free")
 
     @property
     def route(self) -> str:
-        """Say how the rows come about."""
-        route = "jvp and vjp" if self.storage == "products" else self._layers.route
+        """Say how the rows are computed."""
+        route = "jvp and vjp" if self.storage == "matrix_free" else self._layers.route
         if not self.network.forward_mode:
             route += "; predictions by rows as well"
-        return f"{route}; in float32" if self.network.widened else route
+        return f"{route}; in float32" if self.network.casts_to_float32 else route
 
     def block(self, start: int, stop: int) -> Block:
-        """Return the rows of whole examples, formed at once, part by part, or never, as memory allows."""
-        first, last, like = start // self.granule, stop // self.granule, self.network.theta[:0]
-        if self.storage == "form":
-            at_once = max(1, self.working_bytes // 2 // self._bytes_an_example)
+        """Return the rows of whole examples: formed at once or part by part, as memory allows, or matrix-free."""
+        each, like = self.rows_per_example, self.network.theta[:0]
+        first, last = start // each, stop // each
+        if self.storage == "recompute":
+            at_once = max(1, self.working_bytes // 2 // self._row_bytes)
             if last - first <= at_once:
                 return self._held(first, last)
             ranges = self.examples.ranges(max(1, at_once // 2), first, last)
-            parts = tuple(slice(a * self.granule - start, b * self.granule - start) for a, b in ranges)
+            parts = tuple(slice(a * each - start, b * each - start) for a, b in ranges)
 
             def form(part: slice) -> HeldBlock:
-                return self._held((start + part.start) // self.granule, (start + part.stop) // self.granule)
+                return self._held((start + part.start) // each, (start + part.stop) // each)
 
             return StreamedBlock(parts, form, stop - start, like)
         return ProductBlock(
@@ -114,31 +109,37 @@ class JacobianRows(Rows):
         )
 
     def _held(self, first: int, last: int) -> HeldBlock:
-        room = self._forming_room(self.working_bytes, (last - first) * self._bytes_an_example)
-        pieces, n = self._form(first, last, room), (last - first) * self.granule
-        return HeldBlock(pieces, n, self.n_columns, self.granule, self.network.theta[:0], self.working_bytes // 4)
+        room = forming_room(self.working_bytes, (last - first) * self._row_bytes)
+        pieces, each = self._form(first, last, room), self.rows_per_example
+        like, n_rows = self.network.theta[:0], (last - first) * each
+        return HeldBlock(pieces, n_rows, self.n_columns, each, like, self.working_bytes // 4)
 
     @property
-    def walk_rows(self) -> int:
-        """Rows of as many examples as may be formed at a time."""
-        if self.storage == "products":
-            return self._whole(8192)
-        return self._whole(self.working_bytes // 4 // self._bytes_an_example * self.granule)
+    def rows_per_pass(self) -> int:
+        """Rows to multiply at a time in a pass over all of them: those of as many examples as may be formed."""
+        if self.storage == "matrix_free":
+            return self._round_to_examples(limits(self.device).matrix_free_rows)
+        return self._round_to_examples(self.working_bytes // 4 // self._row_bytes * self.rows_per_example)
 
     def keep(self, *, half: bool = False, host: bool = False) -> Rows:
-        """Return the same rows, held in memory: factors for linear layers, entries for the rest."""
+        """Return the same rows held in memory: factors for linear layers, entries for the rest."""
         place = torch.device("cpu") if host else self.device
         pieces = self._form(0, len(self.examples), self.working_bytes // (2 if half else 1), half=half, place=place)
         held = HeldRows(
-            pieces, n_rows=self.n_rows, n_columns=self.n_columns, like=self.network.theta, granule=self.granule,
-            block_rows=self.block_rows, reference=self if half else None,
-        )  # fmt: skip
+            pieces,
+            n_rows=self.n_rows,
+            n_columns=self.n_columns,
+            like=self.network.theta,
+            rows_per_example=self.rows_per_example,
+            block_rows=self.block_rows,
+            reference=self if half else None,
+        )
         held.working_bytes, held.spares_short_rows = self.working_bytes, self.spares_short_rows
         return held
 
     def stored(self, storage: Storage) -> Rows:
-        """Return the same rows where a plan wants them."""
-        if storage in ("form", "products"):
+        """Return the same rows, stored as a plan says."""
+        if storage in ("recompute", "matrix_free"):
             other = copy.copy(self)
             other.storage = storage
             return other
@@ -147,103 +148,35 @@ class JacobianRows(Rows):
     def on(self, examples: Examples) -> JacobianRows:
         """Return the rows of some of the examples, without looking at network and data again."""
         other = copy.copy(self)
-        other.examples, other.n_rows, other._frobenius = examples, len(examples) * self.granule, None
+        other.examples, other.n_rows, other._frobenius = examples, len(examples) * self.rows_per_example, None
         other._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
         return other
 
-    def kept_bytes(self, *, half: bool = False) -> int:
-        """Return the bytes that :meth:`keep` takes."""
-        return sum((p.halved() if half else p).n_bytes() for p in self._example_pieces) * len(self.examples)
-
-    def gram_cost(self) -> float:
-        """Return the floating-point operations behind one entry of a Gram matrix."""
-        return sum(piece.costs()[0] for piece in self._example_pieces)
-
-    def product_cost(self) -> float:
-        """Return the floating-point operations of one row times one vector."""
-        return sum(piece.costs()[1] for piece in self._example_pieces)
-
-    def normal_cost(self) -> float:
-        """Return the floating-point operations of the normal matrix, summed over all rows."""
-        factors = [f for piece in self._example_pieces for f in piece.factors(self.granule)]
-        return normal_cost(factors) * len(self.examples)
-
-    @property
-    def _example_pieces(self) -> list[Piece]:
-        """The pieces of one example, as shapes alone: what is held of it, and what products cost."""
-        return self._layers.example_pieces
-
-    @property
-    def held_numbers(self) -> int:
-        """How many numbers stand for a row where it is held."""
-        return max(1, self._bytes_an_example // self.granule // self.dtype.itemsize)
-
-    def product_bytes(self, storage: Storage, n_vectors: int) -> float:
-        """Return the bytes a row that products with so many vectors take for a moment."""
-        pieces = [piece.halved() for piece in self._example_pieces] if storage == "half" else self._example_pieces
-        return max(piece.product_bytes(n_vectors) for piece in pieces)
-
-    def least_working_bytes(self, storage: Storage, n_vectors: int) -> int:
-        """Return the least working bytes: for one example at a time."""
-        if storage == "products":
-            return max(2**16, n_vectors * self._pushed_bytes + _COPIES * self.n_columns * self.dtype.itemsize)
-        return max(2**16, (4 if storage == "form" else 2) * max(self._layers.example_bytes, self._bytes_an_example))
-
-    def forming_bytes(self, storage: Storage, working_bytes: int) -> int:
-        """Return how much of the working bytes is needed to form rows that are then held."""
-        if storage in ("form", "products"):
-            return 0
-        an_example = self._layers.example_bytes * (2 if storage == "half" else 1)
-        return max(an_example, min(working_bytes // an_example, len(self.examples)) * an_example)
-
-    def forming_chunks(self, storage: Storage, working_bytes: int) -> int:
-        """Return in how many chunks the rows are formed, once."""
-        share = {"half": 2, "form": 4}.get(storage, 1)
-        return -(-len(self.examples) // max(1, working_bytes // share // self._layers.example_bytes))
-
-    def passing_bytes(self, storage: Storage, working_bytes: int, block_rows: int, n_vectors: int) -> tuple[int, int]:
-        """Return how much of the working bytes the Gram matrix of a block takes, and products with it."""
-        if storage == "products":
-            vector = _COPIES * self.n_columns * self.dtype.itemsize
-            pushed = min(working_bytes, max(n_vectors, 256) * self._pushed_bytes)
-            return min(working_bytes, min(block_rows, working_bytes // vector) * vector + pushed), pushed
-        gram, products = super().passing_bytes(
-            storage, working_bytes // (4 if storage == "form" else 1), block_rows, n_vectors
+    def costs(self, storage: Storage = "device") -> RowCosts:
+        """Return what the rows cost where they are stored that way."""
+        outlines, n = self._layers.example_pieces, len(self.examples)
+        stored = [piece.halved() for piece in outlines] if storage == "half" else outlines
+        pieces = tuple(piece.costs() for piece in stored)
+        held = 0 if storage in ("recompute", "matrix_free") else n * sum(piece.n_bytes for piece in pieces)
+        factors = [f for piece in outlines for f in piece.factors(self.rows_per_example)]
+        return self._costs(
+            storage, pieces, n * self._row_bytes, held, n * normal_flops(factors), self._layers.example_bytes
         )
-        block = block_rows // self.granule
-        if storage == "form":
-            gram += self._formed_bytes(working_bytes, block)
-            products += self._formed_bytes(working_bytes, max(block, len(self.examples)))  # to measure the residual
-        if storage == "half":  # the result is measured on rows formed anew
-            products = max(products, self._formed_bytes(working_bytes, len(self.examples)))
-        return gram, products
 
-    def _formed_bytes(self, working_bytes: int, n_examples: int) -> int:
-        """Return what the rows of so many examples take where they are formed in passing."""
-        rows, share = min(working_bytes // 2, n_examples * self._bytes_an_example), self._layers.example_bytes
-        at_once = max(1, rows // self._bytes_an_example)
-        return rows + max(share, min(self._forming_room(working_bytes, rows), at_once * share))
-
-    @staticmethod
-    def _forming_room(working_bytes: int, row_bytes: int) -> int:
-        """Return what may be in memory while so many bytes of rows are formed: a quarter, or what few rows leave."""
-        return max(working_bytes // 4, working_bytes - working_bytes // 4 - 2 * row_bytes)
+    @property
+    def numbers_per_row(self) -> int:
+        """Stored numbers per row."""
+        return max(1, self._row_bytes // self.rows_per_example // self.dtype.itemsize)
 
     @property
     def _pushed_bytes(self) -> int:
-        """What one example times one vector takes by JVP or VJP."""
-        return 2 * self._layers.example_bytes // self.granule
-
-    @property
-    def _bytes_an_example(self) -> int:
-        return max(1, sum(piece.n_bytes() for piece in self._example_pieces))
+        return pushed_bytes(self._layers.example_bytes, self.rows_per_example)
 
     def _pieces(self, start: int, stop: int) -> list[Piece]:
-        """Form the rows of some examples, compared with plain differentiation the first time."""
+        """Form the rows of some examples, compared with those of plain automatic differentiation the first time."""
         x, y = self.examples.read(start, stop)
         if self._compared[start:stop].all():
-            with contextlib.suppress(LayersDiffer):  # cut into other chunks, examples may call layers differently
-                return self._layers.pieces(x, y)
+            return self._layers.pieces(x, y)
         pieces = self._layers.checked(x, y)[1]
         self._compared[start:stop] = True
         return pieces
@@ -251,31 +184,31 @@ class JacobianRows(Rows):
     def _form(
         self, first: int, last: int, room: int, *, half: bool = False, place: torch.device | None = None
     ) -> tuple[Piece, ...]:
-        """Form the rows of a range of examples, as many at a time as there is room, into tensors of the final size."""
+        """Form the rows of a range of examples, as many at a time as fit in ``room`` bytes."""
         whole: list[Piece] = []
         route = self._layers.route
         most = max(1, room // self._layers.example_bytes)
-        even = -(-(last - first) // -(-(last - first) // most))  # a small rest would cost as much as a whole chunk
+        even = -(-(last - first) // -(-(last - first) // most))  # a small remainder would cost as much as a whole chunk
         for start, stop in self.examples.ranges(even, first, last):
             part = self._pieces(start, stop)
-            if whole and self._layers.route != route:  # what is there was formed by another
+            if whole and self._layers.route != route:  # the first chunks were formed by another
                 return self._form(first, last, room, half=half, place=place)
             check_rows(self.examples, start, stop, [tensor for piece in part for tensor in piece.tensors()])
             if half:
                 part = [piece.halved() for piece in part]
             if not whole:
-                whole = [piece.allocate((last - first) * self.granule, place or self.device) for piece in part]
-            rows = slice((start - first) * self.granule, (stop - first) * self.granule)
+                whole = [piece.allocate((last - first) * self.rows_per_example, place or self.device) for piece in part]
+            rows = slice((start - first) * self.rows_per_example, (stop - first) * self.rows_per_example)
             for target, piece in zip(whole, part, strict=True):
                 target.take(rows).fill(piece)
         return tuple(whole)
 
     def product_examples(self, n_vectors: int) -> int:
-        """Return how many examples to take through products with so many vectors in one go."""
+        """Return how many examples to multiply with ``n_vectors`` vectors at a time."""
         return product_examples(self.device, n_vectors, self.working_bytes // self._pushed_bytes)
 
     def examples_within(self, n_vectors: int) -> int:
-        """Return how many examples times so many vectors the working bytes hold."""
+        """Return how many examples, with ``n_vectors`` vectors each, fit in the working bytes."""
         return max(1, self.working_bytes // self._pushed_bytes // n_vectors)
 
     def _chunks(self, n_vectors: int, first: int, last: int) -> Iterable[tuple[int, int]]:
@@ -289,7 +222,7 @@ class JacobianRows(Rows):
         return torch.cat(parts, dim=1)
 
     def _pull(self, weights: Tensor, first: int, last: int) -> Tensor:  # (S, m) -> (S, P)
-        weights = weights.reshape(len(weights), last - first, self.granule)
+        weights = weights.reshape(len(weights), last - first, self.rows_per_example)
         result = weights.new_zeros(len(weights), self.n_columns)
         for a, b in self._chunks(len(weights), first, last):
             part = weights[:, a - first : b - first]

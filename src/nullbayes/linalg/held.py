@@ -1,4 +1,4 @@
-r"""Rows held in memory, as pieces; see :mod:`nullbayes.linalg.pieces` for what a piece may be."""
+"""Rows that are held in memory as pieces, and blocks of them that are held or formed when needed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.linalg.pieces import DensePiece, Factors, Piece, normal_cost, tile_rows
+from nullbayes.limits import RowCosts, tile_rows
+from nullbayes.linalg.pieces import Factors, Piece, normal_flops
 from nullbayes.linalg.rows import Block, Rows
+from nullbayes.types import Storage
 
 
 @dataclass(frozen=True)
@@ -20,9 +22,9 @@ class HeldBlock(Block):
     pieces: tuple[Piece, ...]
     n_rows: int
     n_columns: int
-    granule: int
+    rows_per_example: int
     like: Tensor  # dtype and device
-    working_bytes: int = 2**28  # for a moment
+    working_bytes: int = 2**28  # temporary memory of products
 
     def mv(self, vectors: Tensor) -> Tensor:
         """Multiply: ``vectors @ B.T``."""
@@ -39,10 +41,10 @@ class HeldBlock(Block):
         return result
 
     def _parts(self, n_vectors: int) -> Iterator[tuple[Piece, slice]]:
-        """Iterate over the pieces, and as many of their rows as products may take at a time."""
+        """Iterate over the pieces and the ranges of rows that a product takes at a time."""
         for piece in self.pieces:
-            at_once = int(self.working_bytes / max(1.0, piece.product_bytes(n_vectors)))
-            step = max(1, at_once // self.granule) * self.granule
+            at_once = int(self.working_bytes / max(1.0, piece.costs().product_bytes(n_vectors)))
+            step = max(1, at_once // self.rows_per_example) * self.rows_per_example
             for start in range(0, self.n_rows, step):
                 yield piece, slice(start, min(self.n_rows, start + step))
 
@@ -54,7 +56,7 @@ class HeldBlock(Block):
         return result
 
     def gram(self, dtype: torch.dtype) -> Tensor:
-        """Return ``B @ B.T``, summed over the pieces a tile at a time."""
+        """Return ``B @ B.T``, one tile at a time."""
         result = torch.empty(self.n_rows, self.n_rows, dtype=dtype, device=self.like.device)
         fill_gram(result, self, self, symmetric=True)
         return result
@@ -72,16 +74,16 @@ class HeldBlock(Block):
         """Return some of the rows: views."""
         pieces = tuple(piece.take(rows) for piece in self.pieces)
         n_rows = rows.stop - rows.start
-        return HeldBlock(pieces, n_rows, self.n_columns, self.granule, self.like, self.working_bytes)
+        return HeldBlock(pieces, n_rows, self.n_columns, self.rows_per_example, self.like, self.working_bytes)
 
     def factors(self) -> list[Factors]:
         """Return the factors of every piece."""
-        return [factors for piece in self.pieces for factors in piece.factors(self.granule)]
+        return [factors for piece in self.pieces for factors in piece.factors(self.rows_per_example)]
 
 
 def fill_gram(result: Tensor, left: HeldBlock, right: HeldBlock, *, symmetric: bool = False) -> None:  # (m, m')
-    """Write ``left @ right.T`` into ``result``, a tile at a time; of a symmetric product half the tiles are copied."""
-    step = max(1, tile_rows(result.device, left.working_bytes) // left.granule) * left.granule
+    """Write ``left @ right.T`` into ``result``, one tile at a time; half the tiles of a symmetric one are copies."""
+    step = max(1, tile_rows(result.device, left.working_bytes) // left.rows_per_example) * left.rows_per_example
     for i in range(0, left.n_rows, step):
         rows = slice(i, min(left.n_rows, i + step))
         for j in range(0, rows.stop if symmetric else right.n_rows, step):
@@ -93,7 +95,7 @@ def fill_gram(result: Tensor, left: HeldBlock, right: HeldBlock, *, symmetric: b
 
 @dataclass(frozen=True)
 class StreamedBlock(Block):
-    """Rows too many to hold at once: parts of them are formed when they are needed, again and again."""
+    """Rows that do not fit in memory together: their parts are formed whenever they are needed."""
 
     parts: tuple[slice, ...]
     form: Callable[[slice], HeldBlock]
@@ -134,17 +136,17 @@ class HeldRows(Rows):
     Parameters
     ----------
     pieces : sequence of Piece
-        Disjoint columns; columns that no piece has are zero.
+        Disjoint ranges of columns; columns without a piece are zero.
     n_rows, n_columns : int
         The shape of the matrix.
     like : Tensor
-        Whose dtype and device the vectors have.
-    granule : int
-        Rows that belong together; a multiple of what each piece can be cut at.
+        Has the dtype and the device of the vectors.
+    rows_per_example : int
+        Rows per example; blocks are cut at multiples of it.
     block_rows : int, optional
-        The block size that a projector takes when it is not told another.
+        The block size that a projector takes unless its settings name another.
     reference : Rows, optional
-        The rows that these approximate, where they are held in half precision.
+        The rows that these approximate in half precision.
     """
 
     def __init__(
@@ -154,98 +156,48 @@ class HeldRows(Rows):
         n_rows: int,
         n_columns: int,
         like: Tensor,
-        granule: int = 1,
+        rows_per_example: int = 1,
         block_rows: int | None = None,
         reference: Rows | None = None,
     ) -> None:
         self.pieces = tuple(pieces)
-        self.n_rows, self.n_columns, self.granule, self.block_rows = n_rows, n_columns, granule, block_rows
+        self.n_rows, self.n_columns = n_rows, n_columns
+        self.rows_per_example, self.block_rows = rows_per_example, block_rows
         self._reference = reference
         self._like = like.new_empty(0)
         self.dtype, self.device = like.dtype, like.device
 
     def block(self, start: int, stop: int) -> HeldBlock:
-        """Return rows ``start`` to ``stop``: views, or copies on the device of what is held elsewhere."""
-        if start % self.granule or stop % self.granule:
-            msg = f"Rows {start} to {stop} cut through rows that belong together, {self.granule} at a time."
+        """Return rows ``start`` to ``stop``: views, or copies on the device of rows on the host."""
+        if start % self.rows_per_example or stop % self.rows_per_example:
+            msg = f"Rows {start} to {stop} cut through rows that belong together, {self.rows_per_example} at a time."
             raise SettingsError(msg)
         pieces = tuple(piece.take(slice(start, stop)).to(self.device) for piece in self.pieces)
-        return HeldBlock(pieces, stop - start, self.n_columns, self.granule, self._like, self.working_bytes)
+        return HeldBlock(pieces, stop - start, self.n_columns, self.rows_per_example, self._like, self.working_bytes)
 
     @property
-    def held_numbers(self) -> int:
-        """How many numbers stand for a row."""
+    def numbers_per_row(self) -> int:
+        """Stored numbers per row."""
         return sum(tensor.numel() for piece in self.pieces for tensor in piece.tensors()) // self.n_rows
 
     @property
     def reference(self) -> Rows:
-        """The rows that these stand for."""
+        """The rows that these approximate, or themselves."""
         return self._reference or self
 
     @property
-    def normal_rows(self) -> int:
-        """All rows, where they lie on the device: views cost nothing."""
+    def rows_per_normal_pass(self) -> int:
+        """All rows, if they are on the device: views cost nothing."""
         here = all(tensor.device == self.device for piece in self.pieces for tensor in piece.tensors())
-        return self.n_rows if here else self.walk_rows
+        return self.n_rows if here else self.rows_per_pass
 
-    def normal_cost(self) -> float:
-        """Return the floating-point operations of the normal matrix, summed over all rows."""
-        return normal_cost(self.block(0, self.granule).factors()) * self.n_rows / self.granule
-
-    def gram_cost(self) -> float:
-        """Return the floating-point operations behind one entry of a Gram matrix."""
-        return sum(piece.costs()[0] for piece in self.pieces)
-
-    def product_cost(self) -> float:
-        """Return the floating-point operations of one row times one vector."""
-        return sum(piece.costs()[1] for piece in self.pieces)
-
-    def kept_bytes(self, *, half: bool = False) -> int:
-        """Return 0: they are held already."""
-        return 0
+    def costs(self, storage: Storage = "device") -> RowCosts:
+        """Return what the rows cost, where they are."""
+        pieces = tuple(piece.costs() for piece in self.pieces)
+        each = self.rows_per_example
+        factors = [f for piece in self.pieces for f in piece.take(slice(0, each)).factors(each)]
+        return self._costs(storage, pieces, 0, 0, normal_flops(factors) * self.n_rows / each)
 
     def keep(self, *, half: bool = False, host: bool = False) -> Rows:
-        """Return itself."""
+        """Return these rows, which are held already."""
         return self
-
-
-class DenseRows(HeldRows):
-    """A matrix held in memory, whole.
-
-    Parameters
-    ----------
-    matrix : Tensor (R, P)
-        The entries; not copied.
-    block_rows : int, optional
-        The block size that a projector takes when it is not told another.
-
-    Examples
-    --------
-    >>> import torch
-    >>> rows = DenseRows(torch.eye(3, 5))
-    >>> rows.norms(torch.ones(1, 5))
-    tensor([1.7321], dtype=torch.float64)
-    """
-
-    def __init__(self, matrix: Tensor, block_rows: int | None = None) -> None:
-        if not isinstance(matrix, Tensor) or matrix.layout != torch.strided:
-            what = f"a {matrix.layout} one" if isinstance(matrix, Tensor) else f"a {type(matrix).__name__}"
-            msg = f"DenseRows takes a dense tensor, not {what}: torch.as_tensor(matrix) or matrix.to_dense() makes one."
-            raise SettingsError(msg)
-        if matrix.ndim != 2 or 0 in matrix.shape:
-            msg = f"DenseRows takes a matrix of at least one row and one column, not shape {tuple(matrix.shape)}."
-            raise SettingsError(msg)
-        if not matrix.is_floating_point():
-            msg = f"DenseRows takes floating-point entries, not {matrix.dtype}: convert it with matrix.double()."
-            raise SettingsError(msg)
-        if not torch.isfinite(matrix).all():
-            msg = "DenseRows found NaN or Inf among the entries of the matrix."
-            raise SettingsError(msg)
-        if block_rows is not None and block_rows < 1:
-            msg = f"block_rows must be at least 1, not {block_rows}."
-            raise SettingsError(msg)
-        matrix = matrix.detach()
-        n_rows, n_columns = matrix.shape
-        super().__init__(
-            [DensePiece(matrix, 0)], n_rows=n_rows, n_columns=n_columns, like=matrix, block_rows=block_rows
-        )

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nullbayes.limits import limits
 from nullbayes.linalg.rows import Rows
 
-_BLOCK = 32  # vectors at a time
-_WATCHED = 16  # extra entries that measure what rounding does in the kernel
+_WATCHED = 16  # extra entries that measure what rounding does in the null space
 
 
 def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  # (k, P), k <= size
@@ -30,7 +30,7 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
     Two products a vector, :math:`O(k^2 P)` to orthogonalize.
     """
     p, eps = rows.n_columns, torch.finfo(rows.dtype).eps
-    width = min(_BLOCK, -(-size // 4))  # a few steps of the space at least, or it is a mere range finder
+    width = min(limits(rows.device).lanczos_vectors, -(-size // 4))  # at least a few steps
     basis = torch.zeros(size, p + _WATCHED, dtype=rows.dtype, device=rows.device)
     found, latest = 0, basis[:0]
     while found < size:

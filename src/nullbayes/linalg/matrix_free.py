@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.linalg.held import DenseRows
+from nullbayes.limits import PRODUCT_COPIES
+from nullbayes.linalg.dense import DenseRows
 from nullbayes.linalg.rows import Block, Rows
 from nullbayes.precision import full_precision
 
-_COPIES = 6  # of vectors, while products with them are in work
 _COMPARED = 256  # rows on which the two functions are compared
 
 
@@ -26,7 +26,7 @@ class ProductBlock(Block):
     forward: Callable[[Tensor], Tensor]  # (S, P) -> (S, m)
     transposed: Callable[[Tensor], Tensor]  # (S, m) -> (S, P)
     like: Tensor  # dtype and device
-    working_bytes: int = 2**28  # for a moment
+    working_bytes: int = 2**28  # temporary memory
 
     def mv(self, vectors: Tensor) -> Tensor:
         """Multiply: ``vectors @ B.T``."""
@@ -42,7 +42,7 @@ class ProductBlock(Block):
 
     def gram(self, dtype: torch.dtype) -> Tensor:
         """Return ``B @ B.T`` from the entries, or, where those are too many to hold, from products of products."""
-        step = max(1, self.working_bytes // (_COPIES * self.n_columns * self.like.element_size()))
+        step = max(1, self.working_bytes // (PRODUCT_COPIES * self.n_columns * self.like.element_size()))
         if self.n_rows <= step:
             entries = self.dense().to(dtype)
             return entries @ entries.T

@@ -3,7 +3,7 @@ r"""The normal matrix :math:`A^\top D^{-2} A` of rows.
 Where rows are outer products :math:`g_{no} \otimes a_n`, the sum over the outputs is taken first: with
 :math:`M_n = \sum_o g_{no} g_{no}^\top`, a tile of the normal matrix is :math:`\sum_n M_n \otimes a_n a_n^\top`, one
 matrix product over the examples instead of one over the rows. For two factors of the same layer both sides are
-symmetric, and a quarter of the products is left.
+symmetric, so only a quarter of the products is computed.
 """
 
 from __future__ import annotations
@@ -11,40 +11,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nullbayes.linalg.cholesky import panel_bytes
+from nullbayes.limits import limits
 from nullbayes.linalg.pieces import Factors
 from nullbayes.linalg.rows import Rows
-
-_MIRRORED = 256  # columns mirrored at a time
-_CHUNK_BYTES = 2**31  # of products of examples held at a time, however much there is
 
 
 def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) -> (P, P)
     """Return ``A.T @ diag(scale)² @ A``, in float64."""
     result = torch.zeros(rows.n_columns, rows.n_columns, dtype=torch.float64, device=rows.device)
-    for where, block in rows.blocks(rows.normal_rows):
+    sizes = limits(rows.device)
+    working_bytes = min(rows.working_bytes, sizes.normal_bytes)
+    for where, block in rows.blocks(rows.rows_per_normal_pass):
         factors = block.factors()
         outputs = factors[0].gradients.shape[1]
         weights = None if scale is None else scale[where].view(-1, outputs)
         for i, left in enumerate(factors):
             for right in factors[: i + 1]:
-                _add_tile(left, right, weights, result, min(rows.working_bytes, _CHUNK_BYTES))
-    for start in range(0, rows.n_columns, _MIRRORED):  # only the lower triangle was summed
-        stop = min(rows.n_columns, start + _MIRRORED)
+                _add_tile(left, right, weights, result, working_bytes)
+    for start in range(0, rows.n_columns, sizes.mirrored_columns):  # only the lower triangle was summed
+        stop = min(rows.n_columns, start + sizes.mirrored_columns)
         corner = result[start:stop, start:stop].tril()
         result[start:stop, start:stop] = corner + corner.tril(-1).T
         result[start:stop, stop:] = result[stop:, start:stop].T
     return result
 
 
-def normal_bytes(n_columns: int, device: torch.device) -> int:
-    """Return what summing and factoring a normal matrix takes beside it: its largest tile with a chunk, or a panel."""
-    chunk = _CHUNK_BYTES if device.type == "cuda" else 0  # elsewhere the working bytes are smaller, and counted
-    return max(2 * n_columns**2 + chunk, panel_bytes(n_columns, torch.float64, device))
-
-
 def _add_tile(left: Factors, right: Factors, weights: Tensor | None, result: Tensor, working_bytes: int) -> None:
-    """Add what two factors have in common to the tile of their columns, the lower one."""
+    """Add the products of two factors to the tile of their columns in the lower triangle."""
     if left.column < right.column:
         left, right = right, left
     n, outputs, q = left.gradients.shape
@@ -54,7 +47,7 @@ def _add_tile(left: Factors, right: Factors, weights: Tensor | None, result: Ten
     same = left.column == right.column and r > 1
     pairs = [torch.tril_indices(size, size, device=result.device) for size in (q, r)] if same else []
     total: Tensor | None = None
-    width = 16 * outputs * (q + s)  # bytes an example
+    width = 16 * outputs * (q + s)  # bytes per example
     if not r == t == 1:
         width += 16 * (q * s + r * t)
     step = max(1, min(n, working_bytes // width))
@@ -80,7 +73,7 @@ def _add_tile(left: Factors, right: Factors, weights: Tensor | None, result: Ten
         tile.view(q, r, s, t).add_(total.view(q, s, r, t).transpose(1, 2))
         return
     gradient_place, activation_place = (_places(pair, size) for pair, size in zip(pairs, (q, r), strict=True))
-    for row in range(q):  # only so many at a time: the tile itself may be most of the memory
+    for row in range(q):  # one at a time: the tile itself may be most of the memory
         entries = total[gradient_place[row]][:, activation_place.flatten()].view(q, r, r)
         tile[row * r : (row + 1) * r].view(r, q, r).add_(entries.transpose(0, 1))
 

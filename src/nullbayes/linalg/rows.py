@@ -1,8 +1,8 @@
-r"""Rows: a matrix :math:`A` of shape (n_rows, n_columns), read block by block.
+r"""Rows: a matrix :math:`A` of shape (n_rows, n_columns) that is read block by block.
 
-Everything the projectors know of a network is here: a :class:`Block` of consecutive rows multiplies vectors,
-multiplies with its transpose, gives its Gram matrix, or its entries. Vectors come in batches and lie in rows:
-``V`` is (S, n_columns), ``U`` is (S, m), so :math:`A V^\top` is returned as ``V @ A.T`` of shape (S, m).
+Rows are all that the projectors know of a network. A :class:`Block` of consecutive rows multiplies vectors, multiplies
+with its transpose, and returns its Gram matrix or its entries. Vectors come in batches and lie in rows: ``V`` is
+(S, n_columns), ``U`` is (S, m), so :math:`A V^\top` is returned as ``V @ A.T`` of shape (S, m).
 """
 
 from __future__ import annotations
@@ -15,12 +15,10 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import NullBayesError, SettingsError
-from nullbayes.linalg.pieces import Factors, tile_rows
+from nullbayes.limits import PieceCosts, RowCosts, limits
+from nullbayes.linalg.pieces import Factors
 from nullbayes.precision import full_precision
 from nullbayes.types import Storage
-
-_WALK_ROWS = {"cpu": 4096, "cuda": 65536}  # taken at a time: enough for full speed, few beside what is held
-_WORKING_BYTES = {"cpu": 2**28, "cuda": 2**32}  # where nobody says how much there is
 
 
 class Block(ABC):
@@ -50,7 +48,7 @@ class Block(ABC):
 
 
 class Rows(ABC):
-    """A matrix that is read in blocks of consecutive rows, in any order, as often as one likes.
+    """A matrix that is read in blocks of consecutive rows, in any order and any number of times.
 
     Attributes
     ----------
@@ -58,24 +56,24 @@ class Rows(ABC):
         The shape of the matrix.
     dtype, device
         Of the vectors that it multiplies.
-    granule : int
-        Rows that belong together (the outputs of one example): blocks are cut at multiples of it.
+    rows_per_example : int
+        Rows per example (its outputs): blocks are cut at multiples of it.
     block_rows : int or None
-        The block size that a projector takes when it is not told another; None lets it choose.
+        The block size that a projector takes unless its settings name another; None lets it choose.
     spares_short_rows : bool
-        Whether rows that are short beside the others need not be held as closely as they are. Projectors then scale
+        Whether rows that are much shorter than the others need not be projected as precisely. Projectors then scale
         rows to unit length only if they are longer than a tenth of the tolerance times the root mean square length:
         all shorter ones together change by no more than a tenth of what the tolerance allows.
     working_bytes : int
-        How much may be in memory for a moment while rows are formed or multiplied, beside rows that are held, vectors
-        and results. What goes part by part takes its parts by it. Settable.
+        Temporary memory while rows are formed or multiplied, not counting stored rows, vectors and results. It sets how
+        many rows are formed or multiplied at a time. Settable.
     """
 
     n_rows: int
     n_columns: int
     dtype: torch.dtype
     device: torch.device
-    granule: int = 1
+    rows_per_example: int = 1
     block_rows: int | None = None
     spares_short_rows: bool = False
     _working_bytes: int | None = None
@@ -85,34 +83,50 @@ class Rows(ABC):
     def block(self, start: int, stop: int) -> Block:
         """Return rows ``start`` to ``stop`` (exclusive)."""
 
-    def gram_cost(self) -> float:
-        """Return the floating-point operations behind one entry of a Gram matrix."""
-        return 2.0 * self.n_columns
+    def costs(self, storage: Storage = "device") -> RowCosts:
+        """Return what the rows cost where they are stored that way: by default, what entries cost."""
+        p, n_bytes = self.n_columns, self.n_rows * self.n_columns * self.dtype.itemsize
+        held = {"device": n_bytes, "host": n_bytes, "half": n_bytes // 2}.get(storage, 0)
+        piece = PieceCosts(n_bytes, gram_flops=2.0 * p, product_flops=2.0 * p)
+        return self._costs(storage, (piece,), n_bytes, held, float(self.n_rows) * p**2)
 
-    def product_cost(self) -> float:
-        """Return the floating-point operations of one row times one vector."""
-        return 2.0 * self.n_columns
-
-    def normal_cost(self) -> float:
-        """Return the floating-point operations of the normal matrix, summed over all rows."""
-        return float(self.n_rows) * self.n_columns**2
-
-    def kept_bytes(self, *, half: bool = False) -> int:
-        """Return the bytes that :meth:`keep` takes beyond what is already held."""
-        return self.n_rows * self.n_columns * self.dtype.itemsize // (2 if half else 1)
+    def _costs(
+        self,
+        storage: Storage,
+        pieces: tuple[PieceCosts, ...],
+        full_bytes: int,
+        held_bytes: int,
+        normal_flops: float,
+        example_bytes: int = 0,
+    ) -> RowCosts:
+        return RowCosts(
+            n_rows=self.n_rows,
+            n_columns=self.n_columns,
+            rows_per_example=self.rows_per_example,
+            dtype=self.dtype,
+            device=self.device,
+            working_bytes=self.working_bytes,
+            storage=storage,
+            pieces=pieces,
+            full_bytes=full_bytes,
+            held_bytes=held_bytes,
+            normal_flops=normal_flops,
+            numbers_per_row=self.numbers_per_row,
+            example_bytes=example_bytes,
+        )
 
     @abstractmethod
     def keep(self, *, half: bool = False, host: bool = False) -> Rows:
-        """Return the same rows, held in memory: of the device or of the host, whole or in half the bytes."""
+        """Return the same rows held in memory: on the device or the host, in full or in half precision."""
 
     def cuts(self, block_rows: int) -> tuple[tuple[int, int], ...]:
-        """Cut the rows into blocks of about ``block_rows``, even in size, none of them dropped."""
+        """Cut all rows into blocks of about ``block_rows`` rows and about equal size."""
         if block_rows < 1:
             msg = f"block_rows must be at least 1, not {block_rows}."
             raise SettingsError(msg)
-        granules = -(-self.n_rows // self.granule)
-        n_blocks = max(1, -(-granules // max(1, block_rows // self.granule)))
-        edges = [min(self.n_rows, granules * i // n_blocks * self.granule) for i in range(n_blocks + 1)]
+        examples = -(-self.n_rows // self.rows_per_example)
+        n_blocks = max(1, -(-examples // max(1, block_rows // self.rows_per_example)))
+        edges = [min(self.n_rows, examples * i // n_blocks * self.rows_per_example) for i in range(n_blocks + 1)]
         return tuple((a, b) for a, b in pairwise(edges) if b > a)
 
     def blocks(self, block_rows: int) -> Iterator[tuple[slice, Block]]:
@@ -122,71 +136,48 @@ class Rows(ABC):
 
     @property
     def working_bytes(self) -> int:
-        """Bytes that may be in memory for a moment; see the class."""
-        return self._working_bytes or _WORKING_BYTES.get(self.device.type, 2**28)
+        """Temporary bytes that the rows may use; see the class."""
+        return self._working_bytes or limits(self.device).working_bytes
 
     @working_bytes.setter
     def working_bytes(self, value: int) -> None:
         self._working_bytes = value
 
     @property
-    def walk_rows(self) -> int:
-        """Rows to hold at a time when they are only passed through."""
-        wide = 16 * max(1, self.held_numbers)  # in float64, and squared
-        return self._whole(min(_WALK_ROWS.get(self.device.type, 4096), self.working_bytes // wide))
+    def rows_per_pass(self) -> int:
+        """Rows to multiply at a time in a pass over all of them."""
+        wide = 16 * max(1, self.numbers_per_row)  # in float64, and squared
+        return self._round_to_examples(min(limits(self.device).rows_per_pass, self.working_bytes // wide))
 
     @property
-    def held_numbers(self) -> int:
-        """How many numbers stand for a row where it is held."""
+    def numbers_per_row(self) -> int:
+        """Stored numbers per row."""
         return self.n_columns
 
-    def _whole(self, n_rows: int) -> int:
-        """Return about as many rows, of whole examples: at least one, and no more than there are."""
-        return min(self.n_rows, max(1, n_rows // self.granule) * self.granule)
+    def _round_to_examples(self, n_rows: int) -> int:
+        """Round a number of rows down to whole examples: at least one, and no more than there are."""
+        return min(self.n_rows, max(1, n_rows // self.rows_per_example) * self.rows_per_example)
 
     @property
-    def normal_rows(self) -> int:
-        """Rows to hold at a time while the normal matrix is summed."""
-        return self.walk_rows
-
-    def least_working_bytes(self, storage: Storage, n_vectors: int) -> int:
-        """Return the least :attr:`working_bytes` that rows stored that way can work with."""
-        return 2**16
-
-    def forming_bytes(self, storage: Storage, working_bytes: int) -> int:
-        """Return how much of the working bytes is needed to form rows that are then held."""
-        return 0
-
-    def forming_chunks(self, storage: Storage, working_bytes: int) -> int:
-        """Return in how many chunks the rows are formed, once; few bytes make many, and each takes its time."""
-        return 0
-
-    def passing_bytes(self, storage: Storage, working_bytes: int, block_rows: int, n_vectors: int) -> tuple[int, int]:
-        """Return how much of the working bytes the Gram matrix of a block takes, and products with it."""
-        tile = min(block_rows, tile_rows(self.device, working_bytes))
-        gram = 16 * tile**2 + min(working_bytes // 2, 16 * tile * self.held_numbers)
-        products = int(block_rows * self.product_bytes(storage, n_vectors))
-        return min(working_bytes, gram), min(working_bytes, products)
-
-    def product_bytes(self, storage: Storage, n_vectors: int) -> float:
-        """Return the bytes a row that products with so many vectors take for a moment."""
-        return 0.0
+    def rows_per_normal_pass(self) -> int:
+        """Rows to read at a time while the normal matrix is summed."""
+        return self.rows_per_pass
 
     @property
     def reference(self) -> Rows:
-        """The rows that the final residual is measured on: these, unless they are an approximation of others."""
+        """The rows that the final residual is measured on: these, unless they approximate others."""
         return self
 
     @full_precision()
     def mv(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, R)
         """Multiply: ``vectors @ A.T``."""
-        return torch.cat([block.mv(vectors) for _, block in self.blocks(self.walk_rows)], dim=1)
+        return torch.cat([block.mv(vectors) for _, block in self.blocks(self.rows_per_pass)], dim=1)
 
     @full_precision()
     def rmv(self, vectors: Tensor) -> Tensor:  # (S, R) -> (S, P)
         """Multiply with the transpose: ``vectors @ A``."""
         result = vectors.new_zeros(len(vectors), self.n_columns)
-        for where, block in self.blocks(self.walk_rows):
+        for where, block in self.blocks(self.rows_per_pass):
             result += block.rmv(vectors[:, where])
         return result
 
@@ -194,14 +185,14 @@ class Rows(ABC):
     def norms(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S,)
         r"""Return :math:`\|A v\|` for each vector, summed in float64."""
         total = torch.zeros(len(vectors), dtype=torch.float64, device=vectors.device)
-        for _, block in self.blocks(self.walk_rows):
+        for _, block in self.blocks(self.rows_per_pass):
             total += block.mv(vectors).double().square().sum(1)
         return total.sqrt()
 
     def lengths(self) -> Tensor:  # (R,)
         """Return the length of each row, in float64."""
         parts = []
-        for _, block in self.blocks(self.walk_rows):
+        for _, block in self.blocks(self.rows_per_pass):
             squares = torch.zeros(block.n_rows, dtype=torch.float64, device=self.device)
             for gradients, activations, _ in block.factors():
                 share = gradients.double().square().sum(2)
@@ -216,7 +207,7 @@ class Rows(ABC):
         return lengths
 
     def unit_scale(self, rtol: float = 0.0) -> Tensor:  # (R,)
-        """Return what scales each row to unit length, in float64; 0 for rows that are zero in their own precision.
+        """Return the factor that scales each row to unit length, in float64; 0 for rows that are zero.
 
         Rows that are spared at a tolerance are scaled as the longest of them would be.
         """
@@ -225,13 +216,13 @@ class Rows(ABC):
         return torch.where(lengths > tiny, 1.0 / lengths.clamp_min(least), 0.0)
 
     def spared(self, rtol: float) -> float:
-        """Return the length up to which rows are spared at a tolerance."""
+        """Return the length up to which rows are spared at a tolerance; see ``spares_short_rows``."""
         return rtol / 10.0 * self.frobenius() / self.n_rows**0.5 if self.spares_short_rows and rtol else 0.0
 
     def frobenius(self) -> float:
-        """Return the Frobenius norm of the matrix, estimated once from a few Gaussian vectors."""
+        """Return the Frobenius norm of the matrix, estimated once from four Gaussian vectors; copies share it."""
         if self._frobenius is None:
-            generator = torch.Generator().manual_seed(0x6E756C6C)  # no seed that a user's noise is likely to have
+            generator = torch.Generator().manual_seed(0x6E756C6C)  # a seed that no user is likely to choose
             probes = torch.randn(4, self.n_columns, generator=generator, dtype=torch.float64, device="cpu")
             self._frobenius = float(self.norms(probes.to(self.device, self.dtype)).square().mean().sqrt())
         return self._frobenius
@@ -239,4 +230,4 @@ class Rows(ABC):
     @full_precision()
     def dense(self) -> Tensor:  # (R, P)
         """Return all entries."""
-        return torch.cat([block.dense() for _, block in self.blocks(self.walk_rows)])
+        return torch.cat([block.dense() for _, block in self.blocks(self.rows_per_pass)])

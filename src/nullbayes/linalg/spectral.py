@@ -1,9 +1,14 @@
-r"""The one place that decides rank.
+r"""Factors of Gram and normal matrices, and the decision about rank.
 
 A Gram matrix :math:`G = B B^\top` squares the condition number of :math:`B`. Its rows are therefore *equilibrated*
-first, :math:`D^{-1} G D^{-1}` with :math:`D` the row lengths: a kernel does not depend on the length of the rows,
+first, :math:`D^{-1} G D^{-1}` with :math:`D` the row lengths: a null space does not depend on the length of the rows,
 and loss gradients of well-fitted examples are easily a million times shorter than the others. A row shorter than the
-square root of the smallest normal number is taken for zero.
+square root of the smallest normal number counts as zero.
+
+A Cholesky factor overwrites its matrix, one panel at a time, so that no second matrix is needed. Its diagonal blocks
+are replaced by their inverses: substitution then consists of matrix products, which devices compute at full speed,
+while triangular solves with few right-hand sides are slow. Inverting blocks of a Cholesky factor loses the square root
+of the condition number, as much as the factor itself has lost.
 """
 
 from __future__ import annotations
@@ -11,12 +16,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from nullbayes.errors import NullBayesError
-from nullbayes.linalg.cholesky import cholesky_, cholesky_solve
+from nullbayes.limits import panel_columns
 
 
 def relative_cutoff(size: int, rows_dtype: torch.dtype, gram_dtype: torch.dtype = torch.float64) -> float:
@@ -24,44 +30,49 @@ def relative_cutoff(size: int, rows_dtype: torch.dtype, gram_dtype: torch.dtype 
 
     Two roundings count: that of the Gram matrix itself, ``size * eps``, and that of products with the rows, which reach
     singular values of a few ``eps`` and therefore eigenvalues of its square.
+
+    Two places decide rank otherwise, because they work in the precision of the rows and not in float64: a coarse space
+    drops eigenvalues below ``size * eps``, and a Krylov basis drops vectors that have lost half of their digits.
     """
     return size * max(torch.finfo(gram_dtype).eps, (8.0 * torch.finfo(rows_dtype).eps) ** 2)
 
 
 @dataclass(frozen=True, slots=True)
-class GramFactor:
-    r"""A factorization of a Gram matrix that applies :math:`G^+` or :math:`(G + \delta D^2)^{-1}`.
+class CholeskyFactor:
+    r"""Applies :math:`(G + \delta D^2)^{-1}` by a Cholesky factor of the equilibrated matrix."""
 
-    Attributes
-    ----------
-    scale : Tensor (m,)
-        One over the row lengths; zero for rows that are zero.
-    triangle : Tensor (m, m) or None
-        Cholesky factor of the equilibrated matrix, as :func:`nullbayes.linalg.cholesky.cholesky_` leaves it.
-    basis, eigenvalues : Tensor (m, r), (r,) or None
-        Its eigenvectors above the cut, when Cholesky would not do.
-    rank : int or None
-        Numerical rank; None for a shifted factor, which decides no rank.
-    shift : float
-        :math:`\delta`, zero for an exact factor.
-    """
-
-    scale: Tensor
-    triangle: Tensor | None
-    basis: Tensor | None
-    eigenvalues: Tensor | None
-    rank: int | None
-    shift: float
+    scale: Tensor  # (m,) one over the row lengths; zero for rows that are zero
+    triangle: Tensor  # (m, m) as cholesky_ leaves it
+    rank: int | None  # numerical rank; None for a shifted factor, which decides none
+    shift: float = 0.0  # δ
 
     def solve(self, vectors: Tensor) -> Tensor:  # (S, m) -> (S, m)
-        """Apply the (pseudo-)inverse to each vector, in the factor's precision."""
-        scaled = vectors.to(self.scale.dtype) * self.scale
-        if self.triangle is not None:
-            solved = cholesky_solve(self.triangle, scaled)
-        else:
-            assert self.basis is not None and self.eigenvalues is not None  # noqa: PT018 - one invariant
-            solved = (scaled @ self.basis / self.eigenvalues) @ self.basis.T
+        """Apply the inverse to each vector, in the factor's precision."""
+        solved = cholesky_solve(self.triangle, vectors.to(self.scale.dtype) * self.scale)
         return (solved * self.scale).to(vectors.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class EigenFactor:
+    """Applies the pseudo-inverse of a Gram matrix by the eigenvectors of the equilibrated one above a cut."""
+
+    scale: Tensor  # (m,) one over the row lengths; zero for rows that are zero
+    basis: Tensor  # (m, r)
+    eigenvalues: Tensor  # (r,)
+
+    @property
+    def rank(self) -> int:
+        """The number of eigenvectors."""
+        return len(self.eigenvalues)
+
+    def solve(self, vectors: Tensor) -> Tensor:  # (S, m) -> (S, m)
+        """Apply the pseudo-inverse to each vector, in the factor's precision."""
+        scaled = vectors.to(self.scale.dtype) * self.scale
+        solved = (scaled @ self.basis / self.eigenvalues) @ self.basis.T
+        return (solved * self.scale).to(vectors.dtype)
+
+
+GramFactor = CholeskyFactor | EigenFactor
 
 
 def _equilibrate(gram: Tensor, spared: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -97,16 +108,16 @@ def factor_exact(form: Callable[[], Tensor], cutoff: float) -> GramFactor:
     gram, scale = _equilibrate(form())
     largest = _largest_eigenvalue(gram)
     if cholesky_(gram) and _smallest_eigenvalue(gram) > 10.0 * cutoff * largest:
-        return GramFactor(scale, gram, None, None, int((scale > 0).sum()), 0.0)
+        return CholeskyFactor(scale, gram, int((scale > 0).sum()))
     del gram
     gram, scale = _equilibrate(form())
     gram.diagonal().copy_((scale > 0).to(gram.dtype))  # rows that are zero: eigenvalue zero
     eigenvalues, basis = torch.linalg.eigh(gram)
     keep = eigenvalues > cutoff * eigenvalues[-1].clamp_min(0.0)
-    return GramFactor(scale, None, basis[:, keep].contiguous(), eigenvalues[keep], int(keep.sum()), 0.0)
+    return EigenFactor(scale, basis[:, keep].contiguous(), eigenvalues[keep])
 
 
-def factor_truncated(gram: Tensor, rtol: float, cutoff: float, spared: float = 0.0) -> GramFactor:
+def factor_truncated(gram: Tensor, rtol: float, cutoff: float, spared: float = 0.0) -> EigenFactor:
     r"""Factor the fewest leading directions of the equilibrated rows that hold all but ``rtol`` of them.
 
     See :func:`leading` for what is held; never more than lie above ``cutoff``. ``gram`` is overwritten. Rows no
@@ -120,7 +131,7 @@ def factor_truncated(gram: Tensor, rtol: float, cutoff: float, spared: float = 0
     # a unit vector B̃⊤u/√λ̃ changes the rows by λ̃ Σ (length · u)²
     energies = eigenvalues * (lengths.square() @ basis.square())
     start = max(leading(eigenvalues, energies, rtol), int((eigenvalues <= cutoff * eigenvalues[-1]).sum()))
-    return GramFactor(scale, None, basis[:, start:].contiguous(), eigenvalues[start:], len(eigenvalues) - start, 0.0)
+    return EigenFactor(scale, basis[:, start:].contiguous(), eigenvalues[start:])
 
 
 def leading(eigenvalues: Tensor, energies: Tensor, rtol: float) -> int:
@@ -138,11 +149,11 @@ def leading(eigenvalues: Tensor, energies: Tensor, rtol: float) -> int:
 
 def factor_shifted(
     form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: float = 0.0, spared: float = 0.0
-) -> GramFactor:
+) -> CholeskyFactor:
     r"""Factor :math:`G + \delta D^2` by Cholesky, in the place of :math:`G`.
 
     For iterations that project again and again: :math:`I - B^\top (G + \delta D^2)^{-1} B` is symmetric with
-    eigenvalues in [0, 1], and its fixed points are exactly the kernel of :math:`B` whatever :math:`\delta` is, so no
+    eigenvalues in [0, 1], and its fixed points are exactly the null space of :math:`B` for any :math:`\delta`, so no
     rank has to be decided and no row is ever dropped. The shift is at least what two errors ask for: products with the
     rows, rounded at ``eps`` of ``rows_dtype``, are amplified by :math:`1/(2\sqrt\delta)`; and a Gram matrix that was
     itself accumulated in low precision must not seem smaller than it is, or the step would overshoot.
@@ -163,7 +174,7 @@ def factor_shifted(
         shift = max(shift, least_shift(len(gram), rows_dtype, gram.dtype))
         gram.diagonal().add_(shift)
         if cholesky_(gram):
-            return GramFactor(scale, gram, None, None, None, shift)
+            return CholeskyFactor(scale, gram, None, shift)
         shift *= 4.0
 
 
@@ -182,19 +193,20 @@ class NormalFactor:
 
     triangle: Tensor  # (P, P)
     shift: float
-    leak: float  # of a vector in the kernel, what rounding takes away all the same
+    leak: float  # relative error that rounding introduces inside the null space
 
-    def removed(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
-        """Return what the step takes away from each vector."""
+    def correction(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
+        """Return the part of each vector that the step removes."""
         wide = vectors.to(self.triangle.dtype)
         return (wide - self.shift * cholesky_solve(self.triangle, wide)).to(vectors.dtype)
 
 
 def factor_normal(form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: float = 0.0) -> NormalFactor:
-    """Factor the normal matrix of rows of unit length, shifted, in its own place."""
+    """Factor the shifted normal matrix of rows of unit length, in its own place."""
     while True:
         matrix = form()
-        # solving with it, rounding takes eps λ / δ of a vector in the kernel away: no more of it than the rows would
+        # solving with it, rounding removes eps λ / δ of a vector in the null space: the shift keeps that below what
+        # products with the rows lose anyway
         rounding = torch.finfo(matrix.dtype).eps * _largest_eigenvalue(matrix)
         shift = max(shift, torch.finfo(matrix.dtype).eps, rounding / max(8.0 * torch.finfo(rows_dtype).eps, 1e-10))
         matrix.diagonal().add_(shift)
@@ -203,22 +215,70 @@ def factor_normal(form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: fl
         shift *= 4.0
 
 
+def largest_growth(apply: Callable[[Tensor], Tensor], start: Tensor, steps: int = 8) -> float:  # (S, n) -> (S, n)
+    """Return the most that a linear map lengthens a vector, by the power method from a few start vectors."""
+    vectors, growth, tiny = start, 1.0, torch.finfo(start.dtype).tiny
+    for _ in range(steps):
+        vectors = apply(vectors / vectors.norm(dim=1, keepdim=True).clamp_min(tiny))
+        growth = float(vectors.norm(dim=1).max())
+    return growth
+
+
 def _largest_eigenvalue(matrix: Tensor) -> float:
-    """Return the largest eigenvalue, by a few steps of the power method from a fixed start."""
-    return _power(lambda vectors: matrix @ vectors, matrix)
+    return largest_growth(lambda vectors: vectors @ matrix, _start_vectors(matrix))
 
 
 def _smallest_eigenvalue(triangle: Tensor) -> float:
-    """Return the smallest eigenvalue of the matrix with this Cholesky factor, by a few steps of inverse iteration."""
-    return 1.0 / _power(lambda vectors: cholesky_solve(triangle, vectors.T).T, triangle)
+    """Return the smallest eigenvalue of the matrix with this Cholesky factor, by inverse iteration."""
+    return 1.0 / largest_growth(lambda vectors: cholesky_solve(triangle, vectors), _start_vectors(triangle))
 
 
-def _power(apply: Callable[[Tensor], Tensor], like: Tensor, steps: int = 8) -> float:
+def _start_vectors(like: Tensor) -> Tensor:  # (m, m) -> (4, m)
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(len(like), 4, generator=generator, dtype=torch.float64, device="cpu")
-    vectors = drawn.to(like.device, like.dtype)
-    growth = 1.0
-    for _ in range(steps):
-        vectors = apply(vectors / vectors.norm(dim=0).clamp_min(torch.finfo(like.dtype).tiny))
-        growth = float(vectors.norm(dim=0).max())
-    return growth
+    return drawn.to(like.device, like.dtype).T.contiguous()
+
+
+def cholesky_(matrix: Tensor) -> bool:
+    """Overwrite a symmetric matrix by its Cholesky factor, for :func:`cholesky_solve`; only its lower triangle is read.
+
+    Diagonal blocks hold the inverse of the factor's own, and what lies above them means nothing. Returns False, with
+    the matrix spoiled, if it is not positive definite in its own precision.
+    """
+    edges = _edges(matrix)
+    for start, stop in pairwise(edges):
+        corner, info = torch.linalg.cholesky_ex(matrix[start:stop, start:stop])
+        if int(info) != 0:
+            return False
+        eye = torch.eye(stop - start, dtype=matrix.dtype, device=matrix.device)
+        inverse = torch.linalg.solve_triangular(corner, eye, upper=False)
+        matrix[start:stop, start:stop] = inverse
+        below = matrix[stop:, start:stop]
+        below.copy_(below @ inverse.mT)
+        for left, right in pairwise(edges[edges.index(stop) :: 2] + edges[-1:]):  # trapezoids of what is left
+            if left < right:
+                matrix[left:, left:right].addmm_(
+                    matrix[left:, start:stop], matrix[left:right, start:stop].mT, alpha=-1.0
+                )
+    return True
+
+
+def cholesky_solve(factor: Tensor, vectors: Tensor) -> Tensor:  # (m, m), (S, m) -> (S, m)
+    """Solve with the matrix that :func:`cholesky_` has overwritten by ``factor``, for each vector."""
+    solved = vectors.T.clone(memory_format=torch.contiguous_format)  # (m, S)
+    blocks = list(pairwise(_edges(factor)))
+    for start, stop in blocks:
+        part = solved[start:stop]
+        if start:
+            part = torch.addmm(part, factor[start:stop, :start], solved[:start], alpha=-1.0)
+        solved[start:stop] = factor[start:stop, start:stop] @ part
+    for start, stop in reversed(blocks):
+        part = solved[start:stop]
+        if stop < len(factor):
+            part = torch.addmm(part, factor[stop:, start:stop].mT, solved[stop:], alpha=-1.0)
+        solved[start:stop] = factor[start:stop, start:stop].mT @ part
+    return solved.T
+
+
+def _edges(matrix: Tensor) -> list[int]:
+    return [*range(0, len(matrix), panel_columns(len(matrix), matrix.device)), len(matrix)]

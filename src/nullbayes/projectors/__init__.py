@@ -1,4 +1,4 @@
-"""Projectors: ways to compute the part of a vector that lies in the kernel of a set of rows.
+"""Projectors: ways to compute the part of a vector that lies in the null space of a set of rows.
 
 ===================  ======================================================================================
 ``ExactDual``        factor or eigenvectors of the Gram matrix of the rows: few rows
@@ -12,18 +12,21 @@
 """
 
 from nullbayes.projectors.alternating import Alternating as Alternating
-from nullbayes.projectors.auto import Plan as Plan
 from nullbayes.projectors.auto import choose as choose
 from nullbayes.projectors.auto import least_bytes as least_bytes
 from nullbayes.projectors.base import Info as Info
-from nullbayes.projectors.base import Iterative as Iterative
-from nullbayes.projectors.base import Leader as Leader
 from nullbayes.projectors.base import Outcome as Outcome
 from nullbayes.projectors.base import Projection as Projection
 from nullbayes.projectors.base import Projector as Projector
-from nullbayes.projectors.base import mean_and_error as mean_and_error
-from nullbayes.projectors.base import traces as traces
-from nullbayes.projectors.dual import ExactDual as ExactDual
+from nullbayes.projectors.base import StepSchedule as StepSchedule
+from nullbayes.projectors.direct import ExactDual as ExactDual
+from nullbayes.projectors.direct import ExactPrimal as ExactPrimal
+from nullbayes.projectors.direct import Lanczos as Lanczos
+from nullbayes.projectors.iteration import Iterative as Iterative
 from nullbayes.projectors.krylov import Krylov as Krylov
-from nullbayes.projectors.lanczos import Lanczos as Lanczos
-from nullbayes.projectors.primal import ExactPrimal as ExactPrimal
+from nullbayes.projectors.plan import Plan as Plan
+from nullbayes.projectors.stopping import Attempt as Attempt
+from nullbayes.projectors.stopping import check_noise as check_noise
+from nullbayes.projectors.stopping import check_tolerance as check_tolerance
+from nullbayes.projectors.stopping import finish_projection as finish_projection
+from nullbayes.projectors.stopping import mean_and_error as mean_and_error

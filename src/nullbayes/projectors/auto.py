@@ -1,4 +1,7 @@
-"""The choice of a projector by rows, parameters, samples, device and memory, with its reason."""
+"""The choice of a projector by rows, parameters, samples, device and memory, with its reason.
+
+The cost model sees :class:`RowCosts <nullbayes.limits.RowCosts>` alone, and counts bytes and seconds of every method.
+"""
 
 from __future__ import annotations
 
@@ -8,119 +11,47 @@ from dataclasses import dataclass
 import torch
 
 from nullbayes.errors import SettingsError
-from nullbayes.linalg.cholesky import panel_bytes
-from nullbayes.linalg.normal import normal_bytes
-from nullbayes.linalg.pieces import tile_rows
+from nullbayes.limits import VECTORS_PER_SAMPLE, RowCosts, double_is_fast, normal_bytes, panel_bytes, tile_rows
 from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.alternating import Alternating
 from nullbayes.projectors.base import Projector
-from nullbayes.projectors.dual import ExactDual
+from nullbayes.projectors.direct import Direct, ExactDual, ExactPrimal
 from nullbayes.projectors.krylov import Krylov
-from nullbayes.projectors.primal import ExactPrimal
-from nullbayes.projectors.steps import double_is_fast, gram_precision
+from nullbayes.projectors.plan import Plan
+from nullbayes.projectors.sweep import gram_precision
 from nullbayes.types import Storage
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
 _HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
-_VECTORS = 10  # for each sample: the noise, the directions, and what a step of conjugate gradients has in memory
-_GRANULES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # blocks to consider
+_BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # to consider
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a device does in a second; only ratios matter, and they were measured on one machine of each kind."""
+    """What a device does per second, as ``python -m benchmarks.rates`` measures it; only the ratios matter."""
 
     single: float  # operations of float32 matrix products
-    double: float
-    narrow: float  # of products of ten-bit numbers
+    double: float  # operations of float64 matrix products
+    narrow: float  # operations of products of ten-bit numbers
     bandwidth: float  # bytes
     transfer: float  # bytes from the host
     formed: float  # entries of Jacobian rows
-    chunk: float  # seconds that a chunk of rows takes to form, however small
+    chunk: float  # seconds to form a chunk of rows, however small
 
 
-_CPU = Rates(1.5e11, 0.75e11, 1.5e11, 2e10, 2e10, 1e9, 3e-3)
-_ONE_THREAD = Rates(0.75e11, 0.375e11, 0.75e11, 1e10, 1e10, 0.5e9, 6e-3)
-_CUDA = Rates(4.5e13, 4e13, 3e14, 3e12, 2e10, 2e10, 4e-2)
-_CUDA_SINGLE = Rates(2e13, 4e11, 6e13, 8e11, 1e10, 1e10, 4e-2)  # cards whose float64 is slow
+# Measured on one machine of each kind, rounded: two cores of a server CPU, an H200, and a card with slow float64.
+_CPU = Rates(single=1.5e11, double=0.75e11, narrow=1.5e11, bandwidth=2e10, transfer=2e10, formed=1e9, chunk=3e-3)
+_ONE_THREAD = Rates(
+    single=0.75e11, double=0.375e11, narrow=0.75e11, bandwidth=1e10, transfer=1e10, formed=0.5e9, chunk=6e-3
+)
+_CUDA = Rates(single=4.5e13, double=4e13, narrow=3e14, bandwidth=3e12, transfer=2e10, formed=2e10, chunk=4e-2)
+_CUDA_SINGLE = Rates(single=2e13, double=4e11, narrow=6e13, bandwidth=8e11, transfer=1e10, formed=1e10, chunk=4e-2)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What a fit would do, and why.
-
-    Attributes
-    ----------
-    projector : Projector
-        The method, with its settings.
-    storage : "device", "half", "host", "form" or "products"
-        Where the rows are: held on the device, held there in half precision (the final residual is measured on rows
-        formed anew), held in host memory, formed again in every sweep, or never formed: products by JVP and VJP.
-    reason : str
-        One sentence.
-    n_rows, n_parameters, n_samples : int
-        The problem.
-    peak_bytes : int
-        Estimated need beside the model and the data.
-    operations : float
-        Floating-point operations of matrix products and factorizations, to prepare and for one sweep: Gram or normal
-        matrices, Cholesky factors or eigenvectors, products of all rows with the samples and back, solves. What the
-        network computes to form rows is not counted.
-    memory_limit : int
-        What it was planned for.
-    working_bytes : int
-        What of it rows may take for a moment while they are formed and multiplied.
-    seconds : float
-        Estimated time. What :func:`choose` returns counts the projection alone; ``nb.plan`` adds the trial that finds
-        a precision, and half a second for all else.
-    note : str
-        What the plan was not sure of; empty if there is no such thing.
-    """
-
-    projector: Projector
-    storage: Storage
-    reason: str
-    n_rows: int
-    n_parameters: int
-    n_samples: int
-    peak_bytes: int
-    operations: float
-    memory_limit: int
-    working_bytes: int
-    seconds: float
-    note: str = ""
-
-    def to_dict(self) -> dict[str, str | int | float]:
-        """Return the plan as plain numbers and strings, ready for JSON; the projector as it prints."""
-        return {**vars(self), "projector": str(self.projector)}
-
-    def __str__(self) -> str:
-        """Describe the plan in a few lines."""
-        rows = {
-            "device": "held in memory",
-            "half": "held in half precision; the final residual is measured in full",
-            "host": "held in host memory, brought to the device block by block",
-            "form": "formed again, block by block, in every sweep",
-            "products": "never formed: products by JVP and VJP",
-        }[self.storage]
-        return (
-            f"{self.n_rows:,} rows over {self.n_parameters:,} parameters, {self.n_samples} samples\n"
-            f"  projector  {self.projector}\n  because    {self.reason}\n  rows       {rows}\n"
-            f"  memory     {self.peak_bytes / 2**30:.2f} GiB of {self.memory_limit / 2**30:.2f}\n"
-            f"  work       {self.operations:.2g} operations to prepare and sweep once\n"
-            f"  time       {_in_words(self.seconds)}, a rough estimate"
-            + (f"\n  note       {self.note}" if self.note else "")
-        )
-
-
-def _in_words(seconds: float) -> str:
-    """Say how long something takes, as one says it."""
-    if seconds < 1.0:
-        return "less than a second"
-    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if seconds >= 1.5 * size:
-            return f"about {seconds / size:.2g} {unit}"
-    return f"about {seconds:.0f} s"
+def _rates(device: torch.device) -> Rates:
+    if device.type == "cuda":
+        return _CUDA if double_is_fast(device) else _CUDA_SINGLE
+    return _ONE_THREAD if torch.get_num_threads() == 1 else _CPU
 
 
 def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2, host_limit: int = 0) -> Plan:
@@ -129,32 +60,43 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2,
     Parameters
     ----------
     rows : Rows
-        The problem.
+        The problem; only ``rows.costs(storage)`` is called.
     n_samples : int
         Vectors to be projected together.
     memory_limit, host_limit : int
-        Bytes that may be used on the device, and, where that is another place, of host memory.
+        Bytes that may be used on the device and, if it has memory of its own, on the host.
     rtol : float
         The tolerance.
+
+    Returns
+    -------
+    Plan
+        The fastest plan that fits.
+
+    Raises
+    ------
+    SettingsError
+        If no plan fits; the message names the least limit that would do.
     """
-    vectors = _vector_bytes(rows, n_samples)
     plans = _plans(rows, n_samples, memory_limit, rtol, host_limit)
     fitting = [plan for plan in plans if plan.peak_bytes <= memory_limit]
-    if not fitting:
-        least = f"{math.ceil(min(plan.peak_bytes for plan in plans) / 2**20)} MiB"
-        limit = f"the memory limit of {memory_limit / 2**20:.1f} MiB"
-        if vectors >= memory_limit:
-            msg = (
-                f"{n_samples} samples of {rows.n_columns:,} parameters alone need {vectors / 2**20:.1f} MiB, over "
-                f"{limit}: take fewer samples or raise memory_limit; the least that would do is {least}."
-            )
-            raise SettingsError(msg)
+    if fitting:
+        return min(fitting, key=lambda plan: plan.seconds)
+    costs = rows.costs()
+    vectors = _vector_bytes(costs, n_samples)
+    least = f"{math.ceil(min(plan.peak_bytes for plan in plans) / 2**20)} MiB"
+    limit = f"the memory limit of {memory_limit / 2**20:.1f} MiB"
+    if vectors >= memory_limit:
         msg = (
-            f"No block of the rows fits within {limit}; the least that would do is {least}: raise memory_limit, or use "
-            "projector=nb.projectors.Lanczos(rank=...)."
+            f"{n_samples} samples of {costs.n_columns:,} parameters alone need {vectors / 2**20:.1f} MiB, over "
+            f"{limit}: take fewer samples or raise memory_limit; the least that would do is {least}."
         )
         raise SettingsError(msg)
-    return min(fitting, key=lambda plan: plan.seconds)
+    msg = (
+        f"No block of the rows fits within {limit}; the least that would do is {least}: raise memory_limit, or use "
+        "projector=nb.projectors.Lanczos(rank=...)."
+    )
+    raise SettingsError(msg)
 
 
 def least_bytes(rows: Rows, *, n_samples: int, rtol: float = 1e-2, host_limit: int = 0) -> int:
@@ -162,193 +104,224 @@ def least_bytes(rows: Rows, *, n_samples: int, rtol: float = 1e-2, host_limit: i
     return min(plan.peak_bytes for plan in _plans(rows, n_samples, 0, rtol, host_limit))
 
 
-def _vector_bytes(rows: Rows, n_samples: int) -> int:
-    return _VECTORS * n_samples * rows.n_columns * rows.dtype.itemsize
+def _vector_bytes(costs: RowCosts, n_samples: int) -> int:
+    return VECTORS_PER_SAMPLE * n_samples * costs.n_columns * costs.dtype.itemsize
 
 
 def _plans(rows: Rows, n_samples: int, memory_limit: int, rtol: float, host_limit: int) -> list[Plan]:
-    """Return all that could be done, within the limit or not."""
-    vectors = _vector_bytes(rows, n_samples)
-    return [
-        plan
-        for storage in _storages(rows, rtol, host_limit)
-        for plan in _Counter(rows, n_samples, memory_limit, rtol, storage, vectors).plans()
-    ]
+    """Return every plan, whether it fits in the limit or not; only the direct one, if it fits on the device."""
+    plans: list[Plan] = []
+    for storage in _storages(rows.costs(), rtol, host_limit):
+        plans += _CostModel(rows.costs(storage), n_samples, memory_limit, rtol).plans()
+        if isinstance(plans[0].projector, Direct) and plans[0].peak_bytes <= memory_limit:
+            break  # other ways to store the rows only take longer
+    return plans
 
 
-def _steps(n_blocks: int, rtol: float) -> float:
+def _storages(costs: RowCosts, rtol: float, host_limit: int) -> list[Storage]:
+    """Return the ways to store the rows."""
+    options: list[Storage] = ["device"]
+    if costs.full_bytes == 0:
+        return options
+    if costs.dtype == torch.float32 and rtol >= _HALF_RTOL:
+        options.append("half")
+    if costs.device.type == "cuda" and costs.full_bytes <= host_limit:
+        options.append("host")
+    return [*options, "recompute", "matrix_free"]
+
+
+def _sweeps(n_blocks: int, rtol: float) -> float:
     """Return how many sweeps conjugate gradients are likely to need.
 
-    Measured on rows of LeNet (400 to 2,000 images) and ResNet-20 (15,000), to residuals of 1e-2 and 1.5e-3: 4 for one
-    block, 26 to 45 for two, 44 to 86 for three, 170 for ten, 280 for sixty.
+    Measured on rows of LeNet (400 to 2,000 images) and ResNet-20 (15,000), to residuals of 1e-2 and 1.5e-3:
+
+    ======  ===  ========  ========  ===  =====
+    blocks  1    2         3         10   60
+    sweeps  4    26 to 45  44 to 86  170  280
+    ======  ===  ========  ========  ===  =====
     """
     n = float(n_blocks)
     return 6.0 if n == 1 else min(25.0 * n**0.8, 80.0 * n**0.3) * (1e-2 / rtol) ** 0.75
 
 
-def _storages(rows: Rows, rtol: float, host_limit: int) -> list[Storage]:
-    """Return where the rows may be."""
-    if rows.kept_bytes() == 0:
-        return ["device"]
-    options: list[Storage] = ["device"]
-    if rows.dtype == torch.float32 and rtol >= _HALF_RTOL:
-        options.append("half")
-    if rows.device.type == "cuda" and rows.kept_bytes() <= host_limit:
-        options.append("host")
-    return [*options, "form", "products"]
+@dataclass(frozen=True, kw_only=True)
+class _Method:
+    """A projector with its own bytes, operations and seconds; those of the rows are counted beside them."""
+
+    projector: Projector
+    reason: str
+    block_rows: int
+    matrix_bytes: int  # of factors or eigenvectors, which stay
+    factoring_bytes: int  # temporary, while the matrices are summed and factored
+    prepare_flops: float
+    prepare_seconds: float
+    sweeps: float
+    solve_flops: float  # per sweep, and those of tiles on a diagonal that are computed whole
+    solve_seconds: float = 0.0  # per sweep
 
 
-class _Counter:
-    """Counts bytes and operations of the ways to project, for one way to store the rows."""
+@dataclass(frozen=True)
+class _CostModel:
+    """Bytes and seconds of every method, for one way to store the rows."""
 
-    def __init__(
-        self, rows: Rows, n_samples: int, memory_limit: int, rtol: float, storage: Storage, vectors: int
-    ) -> None:
-        self.rows, self.samples, self.limit, self.rtol = rows, n_samples, memory_limit, rtol
-        self.storage, self.vectors = storage, vectors
-        self.rates = _CPU
-        if rows.device.type == "cuda":
-            self.rates = _CUDA if double_is_fast(rows.device) else _CUDA_SINGLE
-        elif torch.get_num_threads() == 1:
-            self.rates = _ONE_THREAD
-        whole = rows.kept_bytes()
-        self.row_bytes = max(1, whole // rows.n_rows)
-        self.held = {"device": whole, "half": rows.kept_bytes(half=True) if storage == "half" else 0}.get(storage, 0)
-        self.entries = float(rows.n_rows) * rows.n_columns
+    costs: RowCosts
+    n_samples: int
+    memory_limit: int
+    rtol: float
+
+    @property
+    def rates(self) -> Rates:
+        return _rates(self.costs.device)
 
     def plans(self) -> list[Plan]:
-        """Return what could be done."""
-        r, p = self.rows.n_rows, self.rows.n_columns
-        direct = self._direct() if self.storage != "products" else []
-        if any(plan.peak_bytes <= self.limit for plan in direct):
-            return direct
-        plans = direct + [self._blocks(n) for n in _GRANULES if n <= -(-r // self.rows.granule)]
-        if r > p and self.storage not in ("products", "half"):
-            plans.append(self._primal())
+        """Return the plans of all methods, or of a direct one alone if it fits."""
+        costs = self.costs
+        direct = self._direct() if costs.storage != "matrix_free" else None
+        plans = [] if direct is None else [self._plan(direct)]
+        if any(plan.peak_bytes <= self.memory_limit for plan in plans):
+            return plans
+        most = -(-costs.n_rows // costs.rows_per_example)
+        plans += [self._plan(self._blocks(n)) for n in _BLOCK_COUNTS if n <= most]
+        if costs.n_rows > costs.n_columns and costs.storage not in ("matrix_free", "half"):
+            plans.append(self._plan(self._primal()))
         return plans
 
-    def _direct(self) -> list[Plan]:
+    def _direct(self) -> _Method | None:
         """Return the truncated direct method, if the problem is small."""
-        r, p = self.rows.n_rows, self.rows.n_columns
+        costs, r, p = self.costs, self.costs.n_rows, self.costs.n_columns
         if r <= min(p - 1, _DIRECT):
-            why = (
-                f"{r:,} rows are few: the eigenvectors of their Gram matrix are removed, leading ones first, "
-                "until the tolerance is met"
+            gram = r * r * costs.gram_flops / 2
+            flops = gram + 9.0 * r**3
+            return _Method(
+                projector=ExactDual(truncate=True, rtol=self.rtol),
+                reason=f"{r:,} rows are few: the eigenvectors of their Gram matrix are removed, leading ones first, "
+                "until the tolerance is met",
+                block_rows=r,
+                matrix_bytes=8 * r * r,
+                factoring_bytes=24 * r * r,
+                prepare_flops=flops,
+                prepare_seconds=flops / self.rates.single,
+                sweeps=4.0,
+                solve_flops=4.0 * r * r * self.n_samples + gram,
             )
-            work = r * r * self.rows.gram_cost() / 2 + 9.0 * r**3
-            beside = 4.0 * r * r * self.samples + r * r * self.rows.gram_cost() / 2
-            dual = ExactDual(truncate=True, rtol=self.rtol)
-            return [self._plan(dual, why, 8 * r * r, work, spare=24 * r * r, sweeps=4.0, beside=beside)]
         if p <= min(r, _DIRECT):
-            why = (
-                f"only {p:,} parameters and {r:,} rows: there may be no exact kernel, "
-                "so the eigenvectors of A⊤A are removed, leading ones first, until the tolerance is met"
+            flops = 2.0 * costs.normal_flops + 9.0 * p**3
+            return _Method(
+                projector=ExactPrimal(truncate=True, rtol=self.rtol),
+                reason=f"only {p:,} parameters and {r:,} rows: there may be no exact kernel, "
+                "so the eigenvectors of A⊤A are removed, leading ones first, until the tolerance is met",
+                block_rows=r,
+                matrix_bytes=4 * p * p,
+                factoring_bytes=36 * p * p,
+                prepare_flops=flops,
+                prepare_seconds=flops / self.rates.single,
+                sweeps=2.0,
+                solve_flops=4.0 * p * p * self.n_samples,
             )
-            work = 2.0 * self.rows.normal_cost() + 9.0 * p**3
-            beside = 4.0 * p * p * self.samples
-            primal = ExactPrimal(truncate=True, rtol=self.rtol)
-            return [self._plan(primal, why, 4 * p * p, work, spare=36 * p * p, sweeps=2.0, beside=beside)]
-        return []
+        return None
 
-    def _primal(self) -> Plan:
+    def _primal(self) -> _Method:
         """Return conjugate gradients over all rows in one block, by their normal matrix."""
-        r, p = self.rows.n_rows, self.rows.n_columns
-        why = (
-            f"{r:,} rows are more than the {p:,} parameters, whose normal matrix fits in memory: it is factored once, "
-            "and a few steps of conjugate gradients follow"
+        costs, rates, r, p = self.costs, self.rates, self.costs.n_rows, self.costs.n_columns
+        flops = costs.normal_flops + p**3 / 3.0
+        return _Method(
+            projector=Krylov(Alternating(block_rows=r), rtol=self.rtol),
+            reason=f"{r:,} rows are more than the {p:,} parameters, whose normal matrix fits in memory: it is factored "
+            "once, and a few steps of conjugate gradients follow",
+            block_rows=r,
+            matrix_bytes=8 * p * p,
+            factoring_bytes=normal_bytes(p, costs.device),
+            prepare_flops=flops,
+            prepare_seconds=flops / rates.double,
+            sweeps=3.0,
+            solve_flops=2.0 * p * p * self.n_samples,
+            solve_seconds=max(4.0 * p * p * self.n_samples / rates.double, 16.0 * p * p / rates.bandwidth),
         )
-        work = self.rows.normal_cost() + p**3 / 3.0
-        solve = max(4.0 * p * p * self.samples / self.rates.double, 16.0 * p * p / self.rates.bandwidth)
-        projector = Krylov(Alternating(block_rows=r), rtol=self.rtol)
-        return self._plan(
-            projector, why, 8 * p * p, work, spare=normal_bytes(p, self.rows.device), sweeps=3.0, extra=3.0 * solve,
-            double=True, beside=2.0 * p * p * self.samples,
-        )  # fmt: skip
 
-    def _blocks(self, n: int) -> Plan:
+    def _blocks(self, n: int) -> _Method:
         """Return conjugate gradients over ``n`` blocks of rows."""
-        rows, granule = self.rows, self.rows.granule
-        r = rows.n_rows
-        block = min(r, -(-r // (n * granule)) * granule)
-        steps = _steps(n, self.rtol)
-        precision = torch.float32 if self.storage == "half" else gram_precision(rows, block)
-        double = precision == torch.float64
+        costs, rates, r = self.costs, self.rates, self.costs.n_rows
+        block = min(r, -(-r // (n * costs.rows_per_example)) * costs.rows_per_example)
+        sweeps, half = _sweeps(n, self.rtol), costs.storage == "half"
+        precision = torch.float32 if half else gram_precision(costs.dtype, costs.device, block)
+        factor_rate = rates.double if precision == torch.float64 else rates.single
         factors = r * block * precision.itemsize
-        tile = min(block, tile_rows(rows.device, rows.working_bytes))
-        rate = self.rates.narrow if self.storage == "half" else self.rates.double if double else self.rates.single
-        solid = self.rates.double if double else self.rates.single
-        gram, cholesky = r * block * rows.gram_cost() / 2, r * block**2 / 3.0
-        solves = max(4.0 * r * block * self.samples / solid, 2.0 * factors / self.rates.bandwidth)
+        gram, cholesky = r * block * costs.gram_flops / 2, r * block**2 / 3.0
+        tile = min(block, tile_rows(costs.device, costs.working_bytes))
         what = "one block: the direct method, refined" if n == 1 else f"blocks of {block:,} rows"
-        why = f"{r:,} rows and {rows.n_columns:,} parameters are many for eigenvectors: conjugate gradients over {what}"
-        projector = Krylov(
-            Alternating(block_rows=block, gram_dtype=precision if self.storage == "half" else None),
-            rtol=self.rtol,
-            max_sweeps=max(500, int(4 * steps)),
+        return _Method(
+            projector=Krylov(
+                Alternating(block_rows=block, gram_dtype=precision if half else None),
+                rtol=self.rtol,
+                max_sweeps=max(500, int(4 * sweeps)),
+            ),
+            reason=f"{r:,} rows and {costs.n_columns:,} parameters are many for eigenvectors: conjugate gradients over "
+            f"{what}",
+            block_rows=block,
+            matrix_bytes=factors,
+            factoring_bytes=panel_bytes(block, precision, costs.device),
+            prepare_flops=gram + cholesky,
+            prepare_seconds=gram / (rates.narrow if half else factor_rate) + cholesky / factor_rate,
+            sweeps=sweeps,
+            solve_flops=2.0 * r * block * self.n_samples + r * tile * costs.gram_flops / 2,
+            solve_seconds=max(4.0 * r * block * self.n_samples / factor_rate, 2.0 * factors / rates.bandwidth),
         )
-        return self._plan(
-            projector, why, factors, gram + cholesky, spare=panel_bytes(block, precision, rows.device), sweeps=steps,
-            block=block, beside=2.0 * r * block * self.samples + r * tile * rows.gram_cost() / 2,
-            extra=steps * solves + gram / rate + cholesky / solid - (gram + cholesky) / self.rates.single,
-        )  # fmt: skip
 
-    def _plan(
-        self,
-        projector: Projector,
-        why: str,
-        matrices: int,
-        work: float,
-        *,
-        spare: int,
-        sweeps: float,
-        beside: float,
-        block: int | None = None,
-        extra: float = 0.0,
-        double: bool = False,
-    ) -> Plan:
-        """Complete a plan: ``matrices`` bytes beside the rows, ``work`` to prepare, ``extra`` seconds of their own.
-
-        ``spare`` bytes are needed beside the matrices while they are factored, and not later; ``beside`` are operations
-        that the seconds count elsewhere: of solves in a sweep, of tiles on the diagonal that are computed whole.
-        """
-        rows, rates = self.rows, self.rates
-        block = block or rows.n_rows
-        products = 4.0 * rows.n_rows * self.samples * rows.product_cost()
-        peak, working = self._bytes(matrices, spare, block)
-        sweep = max(1.2 * products / rates.single, 2.0 * self.held / rates.bandwidth)
-        forming = self.entries / rates.formed + rows.forming_chunks(self.storage, working) * rates.chunk
-        seconds = work / (rates.double if double else rates.single) + extra + forming
-        if self.storage == "half":
+    def _plan(self, method: _Method) -> Plan:
+        """Add the bytes and seconds of the rows to those of a method."""
+        costs, rates, block = self.costs, self.rates, method.block_rows
+        peak, working = self._bytes(method)
+        products = 4.0 * costs.n_rows * self.n_samples * costs.product_flops
+        sweep = max(1.2 * products / rates.single, 2.0 * costs.device_bytes / rates.bandwidth)
+        entries = float(costs.n_rows) * costs.n_columns
+        forming = entries / rates.formed + costs.forming_chunks(working) * rates.chunk
+        seconds = method.prepare_seconds + method.sweeps * method.solve_seconds + forming
+        if costs.storage == "half":
             sweep *= 2.0
             seconds += forming  # the final residual
-        elif self.storage == "host":
-            sweep += rows.kept_bytes() / rates.transfer
-        elif self.storage == "form":
-            parts = 1 if block * self.row_bytes <= working // 2 else -(-4 * block * self.row_bytes // working)
+        elif costs.storage == "host":
+            sweep += costs.full_bytes / rates.transfer
+        elif costs.storage == "recompute":
+            block_bytes = block * self._row_bytes
+            parts = 1 if block_bytes <= working // 2 else -(-4 * block_bytes // working)
             sweep += forming * (1.2 if parts == 1 else 2.2)
             seconds += forming * max(0.0, (parts - 1) / 2)
-        elif self.storage == "products":
-            sweep += 4.0 * forming * self.samples
+        elif costs.storage == "matrix_free":
+            sweep += 4.0 * forming * self.n_samples
             seconds += forming * 2.0 * block
-        seconds += sweep * sweeps
         return Plan(
-            projector, self.storage, why, rows.n_rows, rows.n_columns, self.samples, peak, work + products / 2 + beside,
-            self.limit, working, seconds,
-        )  # fmt: skip
+            projector=method.projector,
+            storage=costs.storage,
+            reason=method.reason,
+            n_rows=costs.n_rows,
+            n_parameters=costs.n_columns,
+            n_samples=self.n_samples,
+            peak_bytes=peak,
+            operations=method.prepare_flops + products / 2 + method.solve_flops,
+            memory_limit=self.memory_limit,
+            working_bytes=working,
+            seconds=seconds + sweep * method.sweeps,
+        )
 
-    def _bytes(self, matrices: int, spare: int, block: int) -> tuple[int, int]:
-        """Return the peak, and the working bytes that lead to it: what the limit leaves, as far as that is of use.
+    @property
+    def _row_bytes(self) -> int:
+        return max(1, self.costs.full_bytes // self.costs.n_rows)
+
+    def _bytes(self, method: _Method) -> tuple[int, int]:
+        """Return the peak memory, and the working bytes that fit under the limit.
 
         Three phases follow each other: rows are formed; matrices are summed, then factored; vectors are projected.
         """
-        rows, storage = self.rows, self.storage
-        lasting = self.held + matrices + (block * self.row_bytes if storage == "host" else 0)
-        most = lasting + max(self.vectors, spare)
-        least = rows.least_working_bytes(storage, self.samples)
-        room = self.limit - most
+        costs, vectors, spare = self.costs, _vector_bytes(self.costs, self.n_samples), method.factoring_bytes
+        lasting = costs.device_bytes + method.matrix_bytes
+        if costs.storage == "host":
+            lasting += method.block_rows * self._row_bytes
+        most = lasting + max(vectors, spare)
+        least = costs.least_working_bytes(self.n_samples)
+        room = self.memory_limit - most
         if room < least:
             return most + least, least
-        working = room if storage == "form" else min(room, rows.working_bytes)
-        gram, products = rows.passing_bytes(storage, working, block, self.samples)
-        forming = self.held + rows.forming_bytes(storage, working)
-        return max(forming, lasting + spare, lasting + gram, lasting + self.vectors + products), working
+        working = room if costs.storage == "recompute" else min(room, costs.working_bytes)
+        gram, products = costs.transient_bytes(working, method.block_rows, self.n_samples)
+        forming = costs.device_bytes + costs.forming_bytes(working)
+        return max(forming, lasting + spare, lasting + gram, lasting + vectors + products), working

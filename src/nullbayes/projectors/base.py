@@ -1,41 +1,29 @@
-r"""What every projector promises: ``prepare`` once, ``apply`` many times, and an honest account of the result.
-
-One stopping sentence holds for all of them, sample by sample, on a residual recomputed from the rows:
-
-.. math:: \|A v\| \le \max(\text{atol}, \text{rtol} \cdot \|A \varepsilon\|).
-"""
+r"""The contract of projectors: ``prepare`` once, ``apply`` many times, and report how it went."""
 
 from __future__ import annotations
 
-import contextlib
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
-from nullbayes.errors import ConvergenceWarning, NullBayesError, SettingsError
 from nullbayes.linalg.rows import Rows
 from nullbayes.precision import full_precision
 
 Callback = Callable[[int, Tensor], None]  # (sweeps so far, relative residual of each sample)
 
-_DIGITS = 100.0  # eps of the numbers: a residual as small as that is rounding
-_NOT_FINITE = "The projection produced NaN or Inf: look for extreme values in the rows."
-
 
 class Store(Protocol):
-    """Where an iteration leaves its state, named tensors, for another one to go on from."""
+    """Where an iteration leaves its state, as named tensors, so that another one can continue from it."""
 
     def load(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the state to begin with: what was saved of the same problem, or else the one given."""
+        """Return the state to begin with: one that was saved for the same problem, or else the one given."""
 
     def save(self, state: Mapping[str, Tensor], *, interrupted: bool = False) -> None:
-        """Take the state after a step, or pass it over, as time allows; that of an interruption is always taken."""
+        """Save the state after a step, or skip it to save time; the state of an interruption is always saved."""
 
 
 class Outcome(Enum):
@@ -75,21 +63,25 @@ class Info:
     outcome : Outcome
         How it ended, with advice.
     residual : Tensor (S,)
-        ``|A v| / |A noise|`` for each sample, recomputed from the rows; 0 where ``A noise`` is 0. A direct method
-        removes what the tolerance asks for in the mean over noise: it takes that mean of ``|A noise|``, for noise as
-        long as the sample's, where the sample's own is smaller. A sample that has converged is within the tolerance.
+        ``|A v| / |A noise|`` for each sample, recomputed from the rows; 0 where ``A noise`` is 0. A truncated direct
+        method meets the tolerance in the mean over noise: where ``|A noise|`` of a sample is below that mean, for noise
+        of the same length, the mean takes its place. A converged sample is within the tolerance.
     converged : Tensor (S,)
-        Whether it meets the stopping sentence.
+        Whether each sample meets the stopping rule.
     sweeps : int
         Passes over all blocks.
+    sweeps_per_sample : Tensor (S,)
+        The passes after which each sample was finished.
     rank : int or None
         Of the rows, where the method decides one.
+    traces : Tensor (S,)
+        One estimate per sample of the trace of the map from noise to directions, from ``noise · v``.
     kernel_dimension, kernel_dimension_stderr : float
-        Trace of the map from noise to directions; estimated from ``noise · v`` unless the rank is known.
+        That trace, with its standard error: known from the rank, or else the mean of the estimates.
     precision : str
         In which the factors were computed.
     cutoff : float or None
-        Relative to the largest eigenvalue: what lies below it was taken for zero.
+        Eigenvalues below this part of the largest one counted as zero.
     """
 
     projector: str
@@ -97,7 +89,9 @@ class Info:
     residual: Tensor
     converged: Tensor
     sweeps: int
+    sweeps_per_sample: Tensor
     rank: int | None
+    traces: Tensor
     kernel_dimension: float
     kernel_dimension_stderr: float
     precision: str
@@ -106,236 +100,97 @@ class Info:
 
 @dataclass(frozen=True)
 class Projection:
-    """The directions, in the kernel up to what ``info`` says."""
+    """Directions in the null space, up to what ``info`` says."""
 
     directions: Tensor  # (S, P)
     info: Info
 
 
 @dataclass(frozen=True)
-class Leader:
-    """A sample that others are like: its noise (1, P), the sweeps that it takes, and the share of those like it."""
+class StepSchedule:
+    """The steps of one sample, which follow from its noise (1, P) and the number of its sweeps."""
 
     noise: Tensor
     sweeps: int
-    share: float
 
 
 class Projector(ABC):
-    r"""A way to compute :math:`v = (I - A^+ A) \varepsilon`."""
+    r"""A way to compute :math:`v = (I - A^+ A) \varepsilon`.
+
+    A subclass implements ``_prepare`` and ``_apply``; both run in full precision, whoever calls them.
+    """
 
     rtol: float
     atol: float
 
-    def __init_subclass__(cls) -> None:
-        """Have every projector, a user's own as well, compute in full precision whoever calls it."""
-        for name in ("prepare", "apply"):
-            if name in cls.__dict__:
-                setattr(cls, name, full_precision()(cls.__dict__[name]))
+    @abstractmethod
+    def _prepare(self, rows: Rows) -> Any:
+        """Return the state."""
 
     @abstractmethod
-    def prepare(self, rows: Rows) -> Any:
-        """Do the work that needs no noise; the state serves every later :meth:`apply`."""
-
-    @abstractmethod
-    def apply(self, state: Any, noise: Tensor, *, callback: Callback | None = None) -> Projection:
+    def _apply(self, state: Any, noise: Tensor, callback: Callback | None, store: Store | None) -> Projection:
         """Project each row of ``noise`` (S, P)."""
 
-    def leaders(self, state: Any, noise: Tensor, most_sweeps: int | None = None) -> list[Leader]:  # (S, P)
-        """Return the few samples whose maps stand for those of all; a direct method has one map for all noise."""
-        return [Leader(noise[:1].clone(), 0, 1.0)]
+    def prepare(self, rows: Rows) -> Any:
+        """Do the work that needs no noise.
 
-    def follow(self, state: Any, leader: Leader, vectors: Tensor) -> Tensor:  # (m, P) -> (m, P)
-        r"""Return :math:`T^\top w` for each vector, where :math:`T` takes the leader's noise to its direction.
+        Parameters
+        ----------
+        rows : Rows
+            The matrix whose null space is projected on.
+
+        Returns
+        -------
+        Any
+            The state for any number of calls of :meth:`apply`.
+        """
+        with full_precision():
+            return self._prepare(rows)
+
+    def apply(
+        self, state: Any, noise: Tensor, *, callback: Callback | None = None, store: Store | None = None
+    ) -> Projection:
+        """Project each row of the noise.
+
+        Parameters
+        ----------
+        state
+            What :meth:`prepare` returned.
+        noise : Tensor (S, P)
+            The vectors to project.
+        callback : callable (sweeps, residual (S,)) -> None, optional
+            Called after every measurement of the residual.
+        store : Store, optional
+            Where an iterative method saves its state and continues from; others ignore it.
+
+        Returns
+        -------
+        Projection
+            The directions and how it went. A sample that missed the tolerance is also a ``ConvergenceWarning``.
+        """
+        with full_precision():
+            return self._apply(state, noise, callback, store)
+
+    def apply_transposed(self, state: Any, schedule: StepSchedule, vectors: Tensor) -> Tensor:  # (m, P) -> (m, P)
+        r"""Return :math:`T^\top w` for each vector, where :math:`T` maps the noise of a sample to its direction.
 
         A sample :math:`v = T \varepsilon` has :math:`\|T^\top w\|^2` as the variance of :math:`w^\top v`. The map of a
-        direct method is symmetric.
+        direct method is symmetric and the same for all samples.
         """
         projection = self.apply(state, vectors)
         if projection.info.outcome is Outcome.INTERRUPTED:
             raise KeyboardInterrupt  # half a projection is another map
         return projection.directions
 
+    @property
+    def memory_advice(self) -> str:
+        """Say which setting to lower when memory runs out."""
+        return "lower n_samples"
 
-class _EnoughError(Exception):
-    """An iteration has gone as far as it should."""
+    def block_size(self, rows: Rows) -> int | None:
+        """Return how many rows a block has, or None for a method that does not work by blocks."""
+        return None
 
-
-class Iterative(Projector):
-    """A projector that works step by step, so that it can stop after one and go on later."""
-
-    @abstractmethod
-    def apply(
-        self, state: Any, noise: Tensor, *, callback: Callback | None = None, store: Store | None = None
-    ) -> Projection:
-        """Project each row of ``noise`` (S, P), from where ``store`` says that an earlier projection was."""
-
-    def leaders(self, state: Any, noise: Tensor, most_sweeps: int | None = None) -> list[Leader]:
-        """Return one sample for each number of sweeps that samples take, or took until they were stopped."""
-        taken, latest = [0] * len(noise), [1.0] * len(noise)
-
-        def note(sweeps: int, residual: Tensor) -> None:
-            for i, value in enumerate(residual.tolist()):
-                if value != latest[i]:  # those that are done stay as they were
-                    taken[i], latest[i] = sweeps if most_sweeps is None else min(sweeps, most_sweeps), value
-            if most_sweeps is not None and sweeps >= most_sweeps:
-                raise _EnoughError
-
-        with contextlib.suppress(_EnoughError):
-            if self.apply(state, noise, callback=note).info.outcome is Outcome.INTERRUPTED:
-                raise KeyboardInterrupt  # half as many sweeps are another map
-        first = {sweeps: taken.index(sweeps) for sweeps in taken}
-        return [
-            Leader(noise[i : i + 1].clone(), sweeps, taken.count(sweeps) / len(taken)) for sweeps, i in first.items()
-        ]
-
-
-def check_tolerance(rtol: float, atol: float) -> None:
-    """Refuse tolerances that can never be met or never be missed."""
-    if not (0.0 <= rtol < 1.0 and 0.0 <= atol < float("inf")) or rtol == atol == 0.0:
-        msg = f"The tolerance needs 0 <= rtol < 1 and atol >= 0, not both zero; got rtol={rtol}, atol={atol}."
-        raise SettingsError(msg)
-
-
-def check_cutoff(cutoff: float | None) -> None:
-    """Refuse a cut that keeps nothing, or less than nothing."""
-    if cutoff is not None and not 0.0 <= cutoff < 1.0:
-        msg = f"cutoff is relative to the largest eigenvalue: it needs 0 <= cutoff < 1, not {cutoff}."
-        raise SettingsError(msg)
-
-
-def check_sweeps(max_sweeps: int) -> None:
-    """Refuse to try for no time at all."""
-    if max_sweeps < 1:
-        msg = f"max_sweeps must be at least 1, not {max_sweeps}."
-        raise SettingsError(msg)
-
-
-def check_noise(rows: Rows, noise: Tensor) -> Tensor:
-    """Return the noise in the rows' precision, or say why it cannot be projected."""
-    if noise.ndim != 2 or noise.shape[1] != rows.n_columns or len(noise) == 0:
-        msg = f"noise must have shape (samples, {rows.n_columns}), not {tuple(noise.shape)}."
-        raise SettingsError(msg)
-    if not torch.isfinite(noise).all():
-        msg = "noise holds NaN or Inf."
-        raise SettingsError(msg)
-    return noise.to(rows.device, rows.dtype)
-
-
-def relative(norms: Tensor, reference: Tensor) -> Tensor:
-    """Return ``norms / reference``, and 0 where there was nothing to remove."""
-    return torch.where(reference > 0, norms / reference.clamp_min(torch.finfo(torch.float64).tiny), 0.0)
-
-
-def targets(projector: Projector, rows: Rows, noise: Tensor, before: Tensor, typical: float = 0.0) -> Tensor:  # (S,)
-    """Return what ``|A v|`` has to come down to: the one stopping sentence.
-
-    Noise that the rows hardly see has nothing to be removed: where ``|A noise|`` is within the rounding of the product,
-    that rounding is the target. ``typical`` is the Frobenius norm of the rows, for a method that meets the tolerance in
-    the mean over noise: it then stands in where ``|A noise|`` is smaller.
-    """
-    lengths = torch.stack([vector.double().norm() for vector in noise])
-    target = torch.clamp(projector.rtol * _references(rows, noise, before, typical), min=projector.atol)
-    rounding = 4.0 * torch.finfo(rows.dtype).eps * rows.frobenius() * lengths
-    target = torch.where(before <= rounding, torch.maximum(target, rounding), target)
-    if not torch.isfinite(target).all():  # to which nothing would compare as larger
-        raise NullBayesError(_NOT_FINITE)
-    return target
-
-
-def _references(rows: Rows, noise: Tensor, before: Tensor, typical: float) -> Tensor:  # (S,)
-    """Return what ``|A v|`` is compared with: ``|A noise|``, or what isotropic noise as long as this one would have."""
-    if typical == 0.0:
-        return before
-    lengths = torch.stack([vector.double().norm() for vector in noise])
-    return torch.where(before > 0, torch.maximum(before, typical * lengths / rows.n_columns**0.5), before)
-
-
-def conclude(
-    projector: Projector,
-    rows: Rows,
-    noise: Tensor,
-    directions: Tensor,
-    *,
-    sweeps: int,
-    failure: Outcome,
-    rank: int | None = None,
-    precision: torch.dtype,
-    cutoff: float | None = None,
-    norms: Sequence[Tensor] | None = None,
-    typical: float = 0.0,
-    callback: Callback | None = None,
-) -> Projection:
-    """Measure the residual, judge it by the one stopping sentence, warn where it fails, and pack the result.
-
-    ``norms`` are ``|A v|`` and ``|A noise|`` where they were just recomputed anyway, if the rows are no approximation;
-    ``typical`` as in :func:`targets`; ``callback`` for a method that has not called it yet.
-    """
-    if norms is None or rows.reference is not rows:
-        norms = rows.reference.norms(torch.cat([directions, noise])).split(len(noise))
-    after, before = norms
-    if not (torch.isfinite(directions).all() and torch.isfinite(after).all()):
-        raise NullBayesError(_NOT_FINITE)
-    converged = after <= targets(projector, rows, noise, before, typical)
-    if failure is Outcome.CONVERGED:  # on rows that approximate those it was judged by
-        failure = Outcome.ROUNDED
-    residual = relative(after, _references(rows, noise, before, typical))
-    if failure is Outcome.TRUNCATED and float(residual.max()) <= _DIGITS * _eps(rows.dtype):
-        failure = Outcome.PRECISION
-    name = type(projector).__name__
-    if rank is not None:
-        dimension, stderr = float(rows.n_columns - rank), 0.0
-    else:
-        dimension, stderr = mean_and_error(traces(noise, directions), rows.n_columns)
-    info = Info(
-        projector=name,
-        outcome=Outcome.CONVERGED if bool(converged.all()) else failure,
-        residual=residual,
-        converged=converged,
-        sweeps=sweeps,
-        rank=rank,
-        kernel_dimension=dimension,
-        kernel_dimension_stderr=stderr,
-        precision=str(precision).removeprefix("torch."),
-        cutoff=cutoff,
-    )
-    if callback is not None:
-        callback(sweeps, info.residual)
-    if info.outcome is not Outcome.CONVERGED:
-        worst = float(info.residual.max())
-        message = (
-            f"{name}: {int((~converged).sum())} of {len(noise)} samples did not reach the tolerance "
-            f"(largest residual {worst:.2g}, tolerance {projector.rtol:.2g}, {sweeps} sweeps): {failure.value}."
-        )
-        warnings.warn(message, ConvergenceWarning, stacklevel=4)  # beyond the wrapper around apply
-    return Projection(directions, info)
-
-
-def _eps(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps
-
-
-def traces(noise: Tensor, directions: Tensor) -> Tensor:  # (S, P), (S, P) -> (S,)
-    r"""Estimate the trace of the map :math:`T` from noise to directions, once for each sample.
-
-    For isotropic noise :math:`\varepsilon^\top T \varepsilon / \|\varepsilon\|^2` has mean
-    :math:`\operatorname{tr} T / P`: unlike Hutchinson's estimate it never exceeds :math:`P`, and it varies less.
-    """
-
-    def one(noise: Tensor, direction: Tensor) -> Tensor:  # one sample at a time is widened
-        noise, direction = noise.double(), direction.double()
-        length = noise.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-        return len(noise) * (noise * direction).sum() / length
-
-    return torch.stack([one(*pair) for pair in zip(noise, directions, strict=True)])
-
-
-def mean_and_error(estimates: Tensor, size: int) -> tuple[float, float]:  # (S,)
-    """Return the mean of estimates of a trace, of a matrix of that size, and its standard error.
-
-    The spread that a projector of that rank has stands in when there is but one.
-    """
-    mean = float(estimates.mean().clamp_min(0.0))
-    expected = max(0.0, 2.0 * mean * (1.0 - mean / size)) ** 0.5
-    spread = float(estimates.std()) if len(estimates) > 1 else expected
-    return mean, spread / len(estimates) ** 0.5
+    def smaller(self, rows: Rows) -> Projector | None:
+        """Return the same projector with blocks of half as many rows, or None where they cannot be smaller."""
+        return None

@@ -1,104 +1,157 @@
-"""The loop that all iterative projectors share: sweep, measure, let the samples that are done go."""
+"""The loop that all iterative projectors share: sweep, measure the residual, and let finished samples go."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nullbayes.errors import NullBayesError
-from nullbayes.projectors.base import Callback, Outcome, Projector, Store, relative, targets
-
-if TYPE_CHECKING:
-    from nullbayes.linalg.rows import Rows
+from nullbayes.projectors.base import Callback, Outcome, Projection, Projector, Store
+from nullbayes.projectors.stopping import Attempt, check_noise, finish_projection, relative_residual, residual_targets
+from nullbayes.projectors.sweep import SweepState
 
 Carry = tuple[Tensor, ...]  # each (S, ...); the first is the iterate v
+Step = Callable[[Carry, int], Carry]  # the state before step k, counted from 1, and k -> the state after it
 
-_MARGIN = 0.9  # what to aim for on rows that approximate others, on which the result is judged
-_PATIENCE = 50  # steps, beyond as many as led to the last gain, before a sample counts as stagnated
+_MARGIN = 0.9  # part of the tolerance to reach on rows in half precision: the result is judged on the full rows
+_PATIENCE = 50  # a sample has stagnated when step k brings no gain and k > 2 k₀ + 50, with k₀ the step of its last gain
 
 
-def iterate(
-    projector: Projector,
-    rows: Rows,
-    carry: Carry,
-    reference: Tensor,  # (S,) |A noise|
-    step: Callable[[Carry, int], Carry],
-    *,
-    sweeps_per_step: int,
+class Iterative(Projector):
+    """A projector that works step by step, so that it can stop after a step and continue later.
+
+    A subclass says where to start and what a step is. A step must return new tensors and leave those it was given as
+    they are, and samples must not mix.
+    """
+
+    max_sweeps: int
+
+    @abstractmethod
+    def _start(self, state: SweepState, noise: Tensor) -> Carry:
+        """Return the state of the iteration before the first step."""
+
+    @abstractmethod
+    def _step(self, state: SweepState) -> Step:
+        """Return the function that takes a step."""
+
+    def _apply(self, state: SweepState, noise: Tensor, callback: Callback | None, store: Store | None) -> Projection:
+        rows = state.rows
+        noise = check_noise(rows, noise)
+        before = rows.norms(noise)
+        target = residual_targets(self, rows, noise, before)
+        if rows.reference is not rows:
+            target = _MARGIN * target
+        loop = _Loop.begin(self._start(state, noise), before, target)
+        if store is not None:
+            loop.load(store.load(loop.tensors()))
+        outcome = _run(loop, state, self._step(state), target, self.max_sweeps, callback, store)
+        attempt = Attempt(loop.directions, loop.taken, outcome, state.precision, norms=(loop.norms, before))
+        return finish_projection(self, rows, noise, attempt, callback)
+
+
+@dataclass
+class _Loop:
+    """Where an iteration is. Whatever is stored of it leads to the same result, bit by bit."""
+
+    reference: Tensor  # (S,) |A noise|
+    directions: Tensor  # (S, P)
+    norms: Tensor  # (S,) |A v| when it was last measured
+    best: Tensor  # (S,) the last |A v| that counted as a gain
+    reached: Tensor  # (S,) the step of that gain
+    taken: Tensor  # (S,) the last step whose result was measured
+    active: Tensor  # indices of the samples that are not finished
+    carry: Carry  # of those samples
+    k: int = 0  # steps so far
+    next_check: int = 1  # the next step after which the residual is measured
+    stagnated: bool = False  # whether any sample has
+
+    @classmethod
+    def begin(cls, carry: Carry, reference: Tensor, target: Tensor) -> _Loop:
+        active = (reference > target).nonzero()[:, 0]
+        none = torch.zeros_like(reference, dtype=torch.int64)
+        carried = tuple(part[active] for part in carry)
+        return cls(
+            reference, carry[0].clone(), reference.clone(), reference.clone(), none, none.clone(), active, carried
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        counts = torch.tensor([self.k, self.next_check, self.stagnated], dtype=torch.int64, device="cpu")
+        named = {name: getattr(self, name) for name in (*_STORED, "reference")}
+        return {**named, "counts": counts, **{f"carry.{i}": part for i, part in enumerate(self.carry)}}
+
+    def load(self, stored: Mapping[str, Tensor]) -> None:
+        for name in _STORED:
+            setattr(self, name, stored[name])
+        self.carry = tuple(stored[f"carry.{i}"] for i in range(len(self.carry)))
+        self.k, self.next_check, stagnated = stored["counts"].tolist()
+        self.stagnated = bool(stagnated)
+
+    def measure(self, norms: Tensor) -> None:
+        """Take over the iterate of the active samples, and what was measured of it."""
+        self.directions[self.active] = self.carry[0]
+        self.norms[self.active] = norms
+        self.taken[self.active] = self.k
+
+
+_STORED = ("directions", "norms", "best", "reached", "taken", "active")
+
+
+def _run(
+    loop: _Loop,
+    state: SweepState,
+    step: Step,
+    target: Tensor,  # (S,)
     max_sweeps: int,
     callback: Callback | None,
-    store: Store | None = None,
-) -> tuple[Tensor, Tensor, int, Outcome]:
-    """Step until each sample meets the stopping sentence; return directions, ``|A v|``, sweeps and why it ended.
+    store: Store | None,
+) -> Outcome:
+    """Step until each sample meets its target, and return why it ended.
 
-    The residual is recomputed from the rows after steps 1 to 5, then after every fifth more than before, so that
-    measuring costs little. The schedule is fixed and samples never mix: a sample's result does not depend on the
-    others.
+    The residual is recomputed from the rows after steps 1 to 5, then every time the steps have grown by a fifth, so
+    that measuring costs little. The schedule is fixed and samples never mix: the result of a sample does not depend on
+    the others.
 
-    Ctrl-C ends the loop after the last finished step, whose residual is measured; a second one goes through. For that
-    a step must return new tensors and leave those it was given as they are. Whatever is stored, after a step or when
-    interrupted, leads to the same result, bit by bit: a measurement that was broken off is made again.
+    Ctrl-C ends the loop after the last finished step, whose residual is measured; a second one passes through. A
+    measurement that was interrupted is repeated when the iteration is resumed.
     """
-    directions = carry[0].clone()
-    target = targets(projector, rows, carry[0], reference)
-    if rows.reference is not rows:
-        target = _MARGIN * target
-    norms = reference.clone()
-    best, reached = reference.clone(), torch.zeros_like(reference, dtype=torch.int64)
-    active = (norms > target).nonzero()[:, 0]
-    carry = tuple(part[active] for part in carry)
-    k, next_check, last, outcome = 0, 1, max_sweeps // sweeps_per_step, Outcome.CONVERGED
-
-    def state() -> dict[str, Tensor]:
-        counts = torch.tensor([k, next_check, outcome is Outcome.STAGNATED], dtype=torch.int64, device="cpu")
-        return {
-            "reference": reference, "directions": directions, "norms": norms, "best": best, "reached": reached,
-            "active": active, "counts": counts, **{f"carry.{i}": part for i, part in enumerate(carry)},
-        }  # fmt: skip
-
-    if store is not None:
-        stored = store.load(state())
-        directions, norms, best, reached, active = (
-            stored[name] for name in ("directions", "norms", "best", "reached", "active")
-        )
-        carry = tuple(stored[f"carry.{i}"] for i in range(len(carry)))
-        k, next_check, stagnated = stored["counts"].tolist()
-        outcome = Outcome.STAGNATED if stagnated else Outcome.CONVERGED
+    rows = state.rows
     try:
-        while len(active):
-            if k < next_check:  # else the measurement after step k is still to be made
-                if k == last:
-                    outcome = Outcome.MAX_SWEEPS
-                    break
-                carry, k = step(carry, k + 1), k + 1  # together, so that no Ctrl-C falls between them
-            if k == next_check:
-                directions[active] = carry[0]
-                now = rows.norms(carry[0])
-                if not torch.isfinite(now).all():
-                    msg = f"NaN or Inf appeared in sweep {k * sweeps_per_step}: look for extreme values in the rows."
-                    raise NullBayesError(msg)
-                norms[active] = now
-                gained = now < 0.999 * best[active]  # small gains add up: they are compared with the last noted one
-                reached[active] = torch.where(gained, k, reached[active])
-                best[active] = torch.where(gained, now, best[active])
-                if callback is not None:
-                    callback(k * sweeps_per_step, relative(norms, reference))
-                stuck = (now > target[active]) & (k > 2 * reached[active] + _PATIENCE)
-                if bool(stuck.any()):
-                    outcome = Outcome.STAGNATED
-                going = (now > target[active]) & ~stuck
-                following = max(k + 1, min(k + max(1, k // 5), last))
-                active, carry, next_check = active[going], tuple(part[going] for part in carry), following
-            if store is not None and len(active):
-                store.save(state())
+        while len(loop.active):
+            if loop.k < loop.next_check:  # else the measurement after step k is still to be made
+                if loop.k == max_sweeps:
+                    return Outcome.MAX_SWEEPS
+                loop.carry, loop.k = step(loop.carry, loop.k + 1), loop.k + 1  # together, against Ctrl-C in between
+            if loop.k == loop.next_check:
+                _check(loop, rows.norms(loop.carry[0]), target, max_sweeps, callback)
+            if store is not None and len(loop.active):
+                store.save(loop.tensors())
     except KeyboardInterrupt:
         if store is not None:
-            store.save(state(), interrupted=True)
-        outcome = Outcome.INTERRUPTED
-        if len(active):
-            directions[active] = carry[0]
-            norms[active] = rows.norms(carry[0])
-    return directions, norms, k * sweeps_per_step, outcome
+            store.save(loop.tensors(), interrupted=True)
+        if len(loop.active):
+            loop.measure(rows.norms(loop.carry[0]))
+        return Outcome.INTERRUPTED
+    return Outcome.STAGNATED if loop.stagnated else Outcome.CONVERGED
+
+
+def _check(loop: _Loop, now: Tensor, target: Tensor, max_sweeps: int, callback: Callback | None) -> None:
+    """Judge the active samples by their residuals after step k, and let those go that are finished."""
+    k, active = loop.k, loop.active
+    if not torch.isfinite(now).all():
+        msg = f"NaN or Inf appeared in sweep {k}: look for extreme values in the rows."
+        raise NullBayesError(msg)
+    loop.measure(now)
+    gained = now < 0.999 * loop.best[active]  # compared with the last gain, so that small gains add up
+    loop.reached[active] = torch.where(gained, k, loop.reached[active])
+    loop.best[active] = torch.where(gained, now, loop.best[active])
+    if callback is not None:
+        callback(k, relative_residual(loop.norms, loop.reference))
+    stuck = (now > target[active]) & (k > 2 * loop.reached[active] + _PATIENCE)
+    loop.stagnated |= bool(stuck.any())
+    going = (now > target[active]) & ~stuck
+    following = max(k + 1, min(k + max(1, k // 5), max_sweeps))
+    loop.active, loop.carry, loop.next_check = active[going], tuple(part[going] for part in loop.carry), following

@@ -65,7 +65,7 @@ def lanczos_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
     r"""Return the Ritz pairs of :math:`A^\top A` on a Krylov space, which finds the largest eigenvalues first."""
     basis = krylov_basis(rows, min(rank, rows.n_rows, rows.n_columns), generator)
     projected = torch.zeros(len(basis), len(basis), dtype=torch.float64, device=rows.device)
-    for _, block in rows.blocks(rows.walk_rows):
+    for _, block in rows.blocks(rows.rows_per_pass):
         image = block.mv(basis).double()
         projected += image @ image.T
     values, turn = torch.linalg.eigh(projected)
@@ -83,7 +83,7 @@ def nystrom_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
     drawn = torch.randn(size, rows.n_columns, generator=generator, dtype=rows.dtype, device=generator.device)
     test = torch.linalg.qr(drawn.to(rows.device).T).Q.T
     image = torch.zeros_like(test)  # Y, transposed
-    for _, block in rows.blocks(rows.walk_rows):
+    for _, block in rows.blocks(rows.rows_per_pass):
         image += block.rmv(block.mv(test))
     shift = torch.finfo(rows.dtype).eps * float(image.norm()) + torch.finfo(rows.dtype).tiny
     image += shift * test

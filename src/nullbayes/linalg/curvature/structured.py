@@ -51,7 +51,7 @@ def column_squares(rows: Rows) -> Tensor:  # (P,)
     Where rows are outer products, the entries are never formed: squares of gradients and activations are multiplied.
     """
     result = torch.zeros(rows.n_columns, dtype=torch.float64, device=rows.device)
-    for _, block in rows.blocks(rows.walk_rows):
+    for _, block in rows.blocks(rows.rows_per_pass):
         for gradients, activations, column in block.factors():
             squares = gradients.double().square().sum(1)  # (n, q)
             if activations is None:

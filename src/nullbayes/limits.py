@@ -1,0 +1,207 @@
+"""How much is computed at a time, in one table per kind of device, and how much memory and work rows need.
+
+In the table, a larger number needs more temporary memory; a smaller one leaves the device idle between calls. None of
+them changes a result beyond rounding. Code reads it through :func:`limits`; a test may replace an entry of ``LIMITS``.
+
+:class:`RowCosts` is all that a plan is made from: rows compute products, and it says what they cost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from nullbayes.types import Storage
+
+VECTORS_PER_SAMPLE = 10  # vectors in memory per sample: its noise, its direction, and one step of conjugate gradients
+PRODUCT_COPIES = 6  # copies of a vector that exist while its matrix-free products are computed
+_FAST_DOUBLE = {(6, 0), (7, 0), (8, 0), (9, 0), (10, 0)}  # CUDA capabilities with float64 at full speed
+_LEAST_WORKING_BYTES = 2**16
+_PUSHED_VECTORS = 256  # vectors that matrix-free products take at a time, at most
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Chunk sizes on one kind of device."""
+
+    working_bytes: int = 2**28  # temporary memory for rows, where no plan sets it
+    rows_per_pass: int = 4096  # rows to multiply at a time in a pass over all of them
+    matrix_free_rows: int = 8192  # the same for rows that are known by their products alone
+    block_rows: int = 20_000  # rows per block of a projector, where neither it nor the rows set a size
+    tile_rows: int = 1000  # rows and columns of a tile of a Gram matrix
+    panel_columns: int = 256  # columns of a Cholesky factor that are computed at a time
+    mirrored_columns: int = 256  # columns of a symmetric matrix that are copied into its other triangle at a time
+    normal_bytes: int = 2**31  # products of examples that are held at a time while a normal matrix is summed
+    lanczos_vectors: int = 32  # vectors per block of the Lanczos process
+
+
+LIMITS = {
+    "cpu": Limits(),
+    "cuda": Limits(working_bytes=2**32, rows_per_pass=65536, tile_rows=4096, panel_columns=1024),
+}
+
+
+def limits(device: torch.device) -> Limits:
+    """Return the chunk sizes of a device; those of a CPU for a kind that the table does not have."""
+    return LIMITS.get(device.type, LIMITS["cpu"])
+
+
+def double_is_fast(device: torch.device) -> bool:
+    """Return whether float64 runs about as fast as float32 on a device."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) in _FAST_DOUBLE
+
+
+def tile_rows(device: torch.device, working_bytes: int) -> int:
+    """Return the rows of a tile of a Gram matrix, such that three float64 tiles fill half of the working bytes."""
+    return max(1, min(limits(device).tile_rows, math.isqrt(working_bytes // 48)))
+
+
+def panel_columns(size: int, device: torch.device) -> int:
+    """Return the columns per panel of a Cholesky factor of that size: an eighth, but enough for full speed."""
+    return min(size, limits(device).panel_columns, max(256, size // 8))
+
+
+class PieceCosts(NamedTuple):
+    """What one piece costs."""
+
+    n_bytes: int  # held in all
+    gram_flops: float  # per entry of a Gram matrix
+    product_flops: float  # per row and vector
+    fixed_bytes: float = 0.0  # temporary bytes per row of a product, whatever it is multiplied with
+    vector_bytes: float = 0.0  # temporary bytes per row and vector of a product
+
+    def product_bytes(self, n_vectors: int) -> float:
+        """Return the temporary bytes per row of a product with ``n_vectors`` vectors."""
+        return self.fixed_bytes + self.vector_bytes * n_vectors
+
+
+@dataclass(frozen=True)
+class RowCosts:
+    """What rows cost in one way of storing them: bytes and floating-point operations.
+
+    Rows that are formed share the working bytes W like this:
+
+    =============  ===============================================================================
+    held later     W to form them, W/2 in half precision
+    "recompute"    W/2 for the rows, W/4 (more if the rows are few) to form them, W/4 for products
+    "matrix_free"  W for the vectors and what the network computes from them
+    =============  ===============================================================================
+    """
+
+    n_rows: int
+    n_columns: int
+    rows_per_example: int  # rows per example
+    dtype: torch.dtype
+    device: torch.device
+    working_bytes: int  # of the rows, unless a plan sets others
+    storage: Storage
+    pieces: tuple[PieceCosts, ...]  # of each range of columns
+    full_bytes: int  # to hold all rows in full precision; 0 if they are held already
+    held_bytes: int  # to hold them as `storage` says, on the device or the host; 0 if they are not held, or already
+    normal_flops: float  # of the normal matrix of all rows
+    numbers_per_row: int  # that are stored
+    example_bytes: int = 0  # temporary bytes per example while its rows are formed; 0 if they need not be
+
+    @property
+    def gram_flops(self) -> float:
+        """Operations per entry of a Gram matrix."""
+        return sum(piece.gram_flops for piece in self.pieces)
+
+    @property
+    def product_flops(self) -> float:
+        """Operations per row and vector of a product."""
+        return sum(piece.product_flops for piece in self.pieces)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of rows that are held on the device."""
+        return self.held_bytes if self.storage in ("device", "half") else 0
+
+    @property
+    def _n_examples(self) -> int:
+        return -(-self.n_rows // self.rows_per_example)
+
+    @property
+    def _row_bytes(self) -> int:
+        """Bytes per example to hold its rows in full precision."""
+        return max(1, self.full_bytes // self._n_examples)
+
+    def least_working_bytes(self, n_vectors: int) -> int:
+        """Return the least working bytes: enough for one example at a time."""
+        if not self.example_bytes:
+            return _LEAST_WORKING_BYTES
+        if self.storage == "matrix_free":
+            least = n_vectors * pushed_bytes(self.example_bytes, self.rows_per_example) + self._vector_bytes
+        else:
+            least = (4 if self.storage == "recompute" else 2) * max(self.example_bytes, self._row_bytes)
+        return max(_LEAST_WORKING_BYTES, least)
+
+    def forming_bytes(self, working_bytes: int) -> int:
+        """Return the temporary bytes to form rows that are then held."""
+        if self.storage in ("recompute", "matrix_free") or not self.example_bytes:
+            return 0
+        each = self.example_bytes * (2 if self.storage == "half" else 1)
+        return max(each, min(working_bytes // each, self._n_examples) * each)
+
+    def forming_chunks(self, working_bytes: int) -> int:
+        """Return in how many chunks all rows are formed once; each takes its time, however small."""
+        if not self.example_bytes:
+            return 0
+        share = {"half": 2, "recompute": 4}.get(self.storage, 1)
+        return -(-self._n_examples // max(1, working_bytes // share // self.example_bytes))
+
+    def transient_bytes(self, working_bytes: int, block_rows: int, n_vectors: int) -> tuple[int, int]:
+        """Return the temporary bytes for the Gram matrix of a block, and for products with the block."""
+        if self.storage == "matrix_free" and self.example_bytes:
+            pushed = pushed_bytes(self.example_bytes, self.rows_per_example)
+            pushed = min(working_bytes, max(n_vectors, _PUSHED_VECTORS) * pushed)
+            rows = min(block_rows, working_bytes // self._vector_bytes) * self._vector_bytes
+            return min(working_bytes, rows + pushed), pushed
+        formed = self.storage == "recompute" and self.example_bytes > 0
+        room = working_bytes // 4 if formed else working_bytes
+        tile = min(block_rows, tile_rows(self.device, room))
+        gram = min(room, 16 * tile**2 + min(room // 2, 16 * tile * self.numbers_per_row))
+        products = min(room, int(block_rows * max(piece.product_bytes(n_vectors) for piece in self.pieces)))
+        block = block_rows // self.rows_per_example
+        if formed:
+            gram += self._formed_bytes(working_bytes, block)
+            products += self._formed_bytes(working_bytes, max(block, self._n_examples))  # to measure the residual
+        if self.storage == "half" and self.example_bytes:  # the residual is measured on rows that are formed again
+            products = max(products, self._formed_bytes(working_bytes, self._n_examples))
+        return gram, products
+
+    @property
+    def _vector_bytes(self) -> int:
+        return PRODUCT_COPIES * self.n_columns * self.dtype.itemsize
+
+    def _formed_bytes(self, working_bytes: int, n_examples: int) -> int:
+        """Return the bytes of the rows of some examples, and to form them, where they are not held."""
+        rows = min(working_bytes // 2, n_examples * self._row_bytes)
+        at_once = max(1, rows // self._row_bytes)
+        room = min(forming_room(working_bytes, rows), at_once * self.example_bytes)
+        return rows + max(self.example_bytes, room)
+
+
+def forming_room(working_bytes: int, row_bytes: int) -> int:
+    """Return the temporary bytes to form ``row_bytes`` bytes of rows: a quarter, or more if the rows are few."""
+    return max(working_bytes // 4, working_bytes - working_bytes // 4 - 2 * row_bytes)
+
+
+def pushed_bytes(example_bytes: int, rows_per_example: int) -> int:
+    """Return the temporary bytes per example and vector of a matrix-free product."""
+    return 2 * example_bytes // rows_per_example
+
+
+def panel_bytes(size: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Return the temporary bytes of a Cholesky factorization in place."""
+    panel = panel_columns(size, device)
+    return (size * panel + 3 * panel**2) * dtype.itemsize
+
+
+def normal_bytes(n_columns: int, device: torch.device) -> int:
+    """Return the temporary bytes to sum and factor a normal matrix: its largest tile with a chunk, or a panel."""
+    chunk = limits(device).normal_bytes if device.type == "cuda" else 0  # elsewhere the working bytes count it
+    return max(2 * n_columns**2 + chunk, panel_bytes(n_columns, torch.float64, device))

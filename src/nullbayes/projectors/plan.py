@@ -1,0 +1,87 @@
+"""What a fit would do, as a value that prints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nullbayes.projectors.base import Projector
+from nullbayes.types import Storage
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a fit would do, and why.
+
+    Attributes
+    ----------
+    projector : Projector
+        The method, with its settings.
+    storage : "device", "half", "host", "recompute" or "matrix_free"
+        Where the rows are: held on the device, held there in half precision (the final residual is measured on rows
+        that are formed again), held in host memory, formed again in every sweep, or never formed: products by JVP and
+        VJP.
+    reason : str
+        Why this projector, in one sentence.
+    n_rows, n_parameters, n_samples : int
+        The size of the problem.
+    peak_bytes : int
+        Estimated memory, not counting the model and the data.
+    operations : float
+        Floating-point operations of matrix products and factorizations, to prepare and for one sweep: Gram or normal
+        matrices, Cholesky factors or eigenvectors, products of all rows with the samples and back, solves. What the
+        network computes to form rows is not counted.
+    memory_limit : int
+        The bytes that the plan was made for.
+    working_bytes : int
+        The part of them that is temporary memory for forming and multiplying rows.
+    seconds : float
+        Estimated time. :func:`choose` counts the projection alone; ``nb.plan`` adds the trial that finds a precision,
+        and half a second for everything else.
+    note : str
+        What the plan had to guess; empty if nothing.
+    """
+
+    projector: Projector
+    storage: Storage
+    reason: str
+    n_rows: int
+    n_parameters: int
+    n_samples: int
+    peak_bytes: int
+    operations: float
+    memory_limit: int
+    working_bytes: int
+    seconds: float
+    note: str = ""
+
+    def to_dict(self) -> dict[str, str | int | float]:
+        """Return the plan as plain numbers and strings, ready for JSON; the projector as it prints."""
+        return {**vars(self), "projector": str(self.projector)}
+
+    def __str__(self) -> str:
+        """Describe the plan in a few lines."""
+        rows = {
+            "device": "held in memory",
+            "half": "held in half precision; the final residual is measured in full",
+            "host": "held in host memory, brought to the device block by block",
+            "recompute": "formed again, block by block, in every sweep",
+            "matrix_free": "never formed: products by JVP and VJP",
+        }[self.storage]
+        return (
+            f"{self.n_rows:,} rows over {self.n_parameters:,} parameters, {self.n_samples} samples\n"
+            f"  projector  {self.projector}\n  because    {self.reason}\n  rows       {rows}\n"
+            f"  memory     {self.peak_bytes / 2**30:.2f} GiB of {self.memory_limit / 2**30:.2f}\n"
+            f"  work       {self.operations:.2g} operations to prepare and sweep once\n"
+            f"  time       {_in_words(self.seconds)}, a rough estimate"
+            + (f"\n  note       {self.note}" if self.note else "")
+        )
+
+
+def _in_words(seconds: float) -> str:
+    """Say how long something takes, in a unit that suits it."""
+    if seconds < 1.0:
+        return "less than a second"
+    for unit, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 1.5 * size:
+            return f"about {seconds / size:.2g} {unit}"
+    return f"about {seconds:.0f} s"
