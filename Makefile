@@ -59,7 +59,7 @@ docs: $(INSTALLED) ## write the pages that are made from the tests' tables
 	@PYTHONPATH=tests $(BIN)/python -m support.compatibility_page
 	@PYTHONPATH=tests $(BIN)/python -m support.architecture_page
 
-guards: $(INSTALLED) ## run some cases of every test, and write the table of CONTRIBUTING.md that says which of them guard which module
+guards: $(INSTALLED) ## measure which tests guard which module, for the table in CONTRIBUTING.md
 	@echo "==> which tests guard which module"
 	@PYTHONPATH=tests $(BIN)/python -m support.guards
 
