@@ -14,7 +14,7 @@ MADE := $(VENV)/.made-with-$(subst /,-,$(PYTHON))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark test test-all lint types format docs clean
+.PHONY: help demo benchmark test test-all test-of lint types format docs guards clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,6 +35,10 @@ test-all: $(INSTALLED) ## run all of them
 	@echo "==> all tests and doctests"
 	@$(BIN)/python -m pytest -q -n auto --dist worksteal
 
+test-of: $(INSTALLED) ## run the tests that guard one module: make test-of MODULE=jacobian/rows
+	@echo "==> tests of $(MODULE)"
+	@$(BIN)/python -m pytest -q -m "not slow" $$(PYTHONPATH=tests $(BIN)/python -m support.guards $(MODULE))
+
 lint: $(INSTALLED) ## check style and formatting
 	@echo "==> ruff check, ruff format --check"
 	@$(BIN)/ruff check --quiet .
@@ -51,8 +55,13 @@ format: $(INSTALLED) ## format the code, and repair what can be repaired by rule
 	@$(BIN)/ruff format .
 
 docs: $(INSTALLED) ## write the pages that are made from the tests' tables
-	@echo "==> docs/compatibility.md"
+	@echo "==> docs/compatibility.md, docs/architecture.md"
 	@PYTHONPATH=tests $(BIN)/python -m support.compatibility_page
+	@PYTHONPATH=tests $(BIN)/python -m support.architecture_page
+
+guards: $(INSTALLED) ## measure which tests guard which module, for the table in CONTRIBUTING.md
+	@echo "==> which tests guard which module"
+	@PYTHONPATH=tests $(BIN)/python -m support.guards
 
 clean: ## remove .venv, the caches and the build outputs
 	@echo "==> removing $(VENV), caches and build outputs"

@@ -18,5 +18,7 @@
 ``compatibility_…``    the table of models behind `docs/compatibility.md`, its entries (``case``), and its ``page``
 ``zoo``                the networks of that table
 ``paper``              networks and dense answers for the tests of the paper's claims
+``architecture_page``  writes the table of imports in `docs/architecture.md`
+``guards``             measures which tests guard which module, for the table in `CONTRIBUTING.md`
 =====================  ==============================================================================================
 """
