@@ -93,7 +93,8 @@ class RowCosts:
 
     n_rows: int
     n_columns: int
-    rows_per_example: int  # rows per example
+    rows_per_example: int
+    numbers_per_row: int  # that are stored
     dtype: torch.dtype
     device: torch.device
     working_bytes: int  # of the rows, unless a plan sets others
@@ -102,7 +103,6 @@ class RowCosts:
     full_bytes: int  # to hold all rows in full precision; 0 if they are held already
     held_bytes: int  # to hold them as `storage` says, on the device or the host; 0 if they are not held, or already
     normal_flops: float  # of the normal matrix of all rows
-    numbers_per_row: int  # that are stored
     example_bytes: int = 0  # temporary bytes per example while its rows are formed; 0 if they need not be
 
     @property

@@ -161,8 +161,14 @@ class JacobianRows(Rows):
         pieces = tuple(piece.costs() for piece in stored)
         held = 0 if storage in ("recompute", "matrix_free") else n * sum(piece.n_bytes for piece in pieces)
         factors = [f for piece in outlines for f in piece.factors(self.rows_per_example)]
-        return self._costs(
-            storage, pieces, n * self._row_bytes, held, n * normal_flops(factors), self._layers.example_bytes
+        return RowCosts(
+            *self._shape,
+            storage=storage,
+            pieces=pieces,
+            full_bytes=n * self._row_bytes,
+            held_bytes=held,
+            normal_flops=n * normal_flops(factors),
+            example_bytes=self._layers.example_bytes,
         )
 
     @property

@@ -208,7 +208,7 @@ class _CostModel:
             flops = 2.0 * costs.normal_flops + 9.0 * p**3
             return _Method(
                 projector=ExactPrimal(truncate=True, rtol=self.rtol),
-                reason=f"only {p:,} parameters and {r:,} rows: there may be no exact kernel, "
+                reason=f"only {p:,} parameters and {r:,} rows: there may be no exact null space, "
                 "so the eigenvectors of A⊤A are removed, leading ones first, until the tolerance is met",
                 block_rows=r,
                 matrix_bytes=4 * p * p,
