@@ -30,5 +30,5 @@ def rewritten(path: Path, change: Change) -> Path:
     """The same file with its tensors or its header changed, and the checksum that belongs to it."""
     tensors, header = io.read(path)
     change(tensors, header)
-    save_file(tensors, path, metadata={"nullbayes": io._sealed(json.dumps(header), tensors)})
+    save_file(tensors, path, metadata=io._metadata(json.dumps(header), tensors))
     return path

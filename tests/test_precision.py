@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -43,30 +44,19 @@ SETTINGS = {
     "old matmul": "torch.backends.cuda.matmul.allow_tf32 = True",
     "old cudnn": "torch.backends.cudnn.allow_tf32 = False",
     "old both": "torch.backends.cudnn.allow_tf32 = False; torch.backends.cuda.matmul.allow_tf32 = True",
-    "half": (
-        "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)"
-        if hasattr(torch.backends, "fp32_precision") else
-        "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False"
-    ),
-}  # fmt: skip
-if hasattr(torch.backends, "fp32_precision"):
-    SETTINGS |= {
-        "all tf32": "torch.backends.fp32_precision = 'tf32'",
-        "all ieee": "torch.backends.fp32_precision = 'ieee'",
-        "all bf16": "torch.backends.fp32_precision = 'bf16'",
-        "new cudnn": "torch.backends.cudnn.fp32_precision = 'tf32'",
-        "new matmul": "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
-        "new conv": "torch.backends.cudnn.conv.fp32_precision = 'ieee'",
-        "new CPU": "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
-        "all but one": "torch.backends.fp32_precision = 'tf32'; torch.backends.cuda.matmul.fp32_precision = 'ieee'",
-        "all and one": "torch.backends.fp32_precision = 'tf32'; torch.backends.cuda.matmul.fp32_precision = 'tf32'",
-        "old, then new": (
-            "torch.set_float32_matmul_precision('high'); torch.backends.cuda.matmul.fp32_precision = 'ieee'"
-        ),
-        "new, then old": (
-            "torch.backends.cuda.matmul.fp32_precision = 'ieee'; torch.set_float32_matmul_precision('high')"
-        ),
-    }
+    "half": "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)",
+    "all tf32": "torch.backends.fp32_precision = 'tf32'",
+    "all ieee": "torch.backends.fp32_precision = 'ieee'",
+    "all bf16": "torch.backends.fp32_precision = 'bf16'",
+    "new cudnn": "torch.backends.cudnn.fp32_precision = 'tf32'",
+    "new matmul": "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+    "new conv": "torch.backends.cudnn.conv.fp32_precision = 'ieee'",
+    "new CPU": "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'",
+    "all but one": "torch.backends.fp32_precision = 'tf32'; torch.backends.cuda.matmul.fp32_precision = 'ieee'",
+    "all and one": "torch.backends.fp32_precision = 'tf32'; torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+    "old, then new": ("torch.set_float32_matmul_precision('high'); torch.backends.cuda.matmul.fp32_precision = 'ieee'"),
+    "new, then old": ("torch.backends.cuda.matmul.fp32_precision = 'ieee'; torch.set_float32_matmul_precision('high')"),
+}
 
 # cudnn.conv is told apart by torch itself: never set, it is tf32; the older switch cannot put that back
 FOLLOWING = ("cuda.matmul.fp32_precision", "mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision")
@@ -76,7 +66,7 @@ def switches() -> dict[str, object]:
     """What every switch says, or that it refuses to say anything."""
     said: dict[str, object] = {}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch 2.9 calls the older ones deprecated
+        warnings.simplefilter("ignore")  # torch calls the older ones deprecated
         for name, read in SWITCHES.items():
             try:
                 said[name] = read()
@@ -97,9 +87,9 @@ def nested(error: type[Exception] | None = None) -> None:
         outer = switches()
         with tensor_float32():
             said = switches()
-            assert said.get("cuda.matmul.fp32_precision", "AttributeError") in ("tf32", "AttributeError")
+            assert said["cuda.matmul.fp32_precision"] == "tf32"
             assert said["cuda.matmul.allow_tf32"] in (True, "RuntimeError")
-            assert said["mkldnn.matmul.fp32_precision"] in ("ieee", "AttributeError")
+            assert said["mkldnn.matmul.fp32_precision"] == "ieee"
             with full_precision():
                 assert is_full(switches()), switches()
             assert switches() == said
@@ -118,8 +108,6 @@ def outcome(setting: str, *, entered: bool) -> list[str]:
         with pytest.raises(KeyError):
             nested(KeyError)
         assert switches() == before, f"{before} became {switches()} after an error"
-    if not hasattr(torch.backends, "fp32_precision"):
-        return []
     torch.backends.fp32_precision = "bf16"  # what followed its parent still has to
     torch.backends.cudnn.fp32_precision = "ieee"
     said = switches()
@@ -174,6 +162,43 @@ def test_older_switches_can_be_read_inside() -> None:
                 pass
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def matmul_on_gpu() -> str:
+    return torch.backends.cuda.matmul.fp32_precision
+
+
+def test_tensor_float32_is_off_after_two_overlapping_users() -> None:
+    with full_precision():
+        first, second = tensor_float32(), tensor_float32()
+        first.__enter__()
+        second.__enter__()
+        assert matmul_on_gpu() == "tf32"
+        first.__exit__(None, None, None)
+        assert matmul_on_gpu() == "tf32"
+        second.__exit__(None, None, None)
+        assert matmul_on_gpu() == "ieee"
+
+
+def test_tensor_float32_of_one_thread_does_not_reach_another_in_full_precision() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def relaxed() -> None:
+        with full_precision(), tensor_float32():
+            inside.set()
+            leave.wait(60)
+
+    thread = threading.Thread(target=relaxed)
+    with full_precision():
+        thread.start()
+        assert inside.wait(60)
+        assert matmul_on_gpu() == "ieee"
+        with tensor_float32():  # now both allow it
+            assert matmul_on_gpu() == "tf32"
+        assert matmul_on_gpu() == "ieee"
+        leave.set()
+        thread.join()
+        assert matmul_on_gpu() == "ieee"
 
 
 class Watching(Projector):

@@ -41,7 +41,7 @@ from nullbayes.posteriors import FitReport as FitReport
 from nullbayes.posteriors import LossProjectedPosterior as LossProjectedPosterior
 from nullbayes.posteriors import ProjectedPosterior as ProjectedPosterior
 from nullbayes.posteriors import load as load
-from nullbayes.posteriors.planning import plan as plan
+from nullbayes.posteriors.plan import plan as plan
 from nullbayes.predictive import Prediction as Prediction
 from nullbayes.projectors import Plan as Plan
 

@@ -1,13 +1,14 @@
-"""Posterior files: tensors in safetensors, everything else in a JSON header. Nothing is ever unpickled.
+"""Posterior files: tensors in safetensors, and a JSON header in their metadata. Nothing is ever unpickled.
 
-The header ends in a hash of itself and of the tensors: a file in which anything was altered is refused.
+The metadata have one entry of two lines: the header, and the SHA-256 digest of the header and the tensors. A file that
+was altered anywhere is refused. (With two entries, safetensors would write them in a random order, and equal posteriors
+would make different files.)
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -17,40 +18,39 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from nullbayes.errors import FileError
+from nullbayes.hashing import fingerprint
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 _KEY = "nullbayes"
-_SEAL = ', "sha256": "'
 
 
 def save(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, what: str = "posterior"
 ) -> None:
-    """Write a file whole or not at all: beside its place first, then renamed into it.
+    """Write a file atomically: the new file is written beside the old one and then renamed.
 
-    What was there before stays as it was until the new file is on the disk, whatever happens meanwhile. Where the path
-    is a symbolic link, the link stays and the file that it points to is replaced.
+    The old file stays intact until the new one is on the disk, whatever happens meanwhile. A symbolic link is kept, and
+    the file that it points to is replaced.
     """
     contents = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         text = json.dumps({"format_version": FORMAT_VERSION, **header}, allow_nan=False)
         target = Path(os.path.realpath(path))
-        if target.exists() and not target.is_file():  # renaming would put a file in the place of a device, too
-            raise OSError(errno.EEXIST, "there is something else than a file")
+        if target.exists() and not target.is_file():  # a rename would replace a device as well
+            raise OSError(errno.EEXIST, "the path exists and is not a file")
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=_prefix(target)) as folder:
             temporary = Path(folder) / "whole"
-            save_file(contents, temporary, metadata={_KEY: _sealed(text, contents)})
+            save_file(contents, temporary, metadata=_metadata(text, contents))
             (plain := Path(folder) / "plain").touch()
-            shutil.copymode(plain, temporary)  # safetensors writes for the owner alone
+            shutil.copymode(plain, temporary)  # safetensors gives permissions to the owner only
             _to_disk(temporary)
             os.replace(temporary, target)
-        with contextlib.suppress(OSError):  # the name, too, where the system can do that
+        with contextlib.suppress(OSError):  # the new name as well, where the system supports it
             _to_disk(target.parent)
     except (OSError, SafetensorError, TypeError, ValueError) as error:
         msg = f"The {what} could not be written to {os.fspath(path)}: {error}. Choose another place, or make room."
@@ -58,10 +58,10 @@ def save(
 
 
 def remove(path: Path, *, only_strays: bool = False) -> None:
-    """Remove a file, and what processes that were killed while they wrote it have left beside its place."""
-    left = re.compile(rf"{re.escape(_prefix(path))}\w{{8}}")
+    """Remove a file, and the temporary folders that processes killed while writing it have left behind."""
+    stray = re.compile(rf"{re.escape(_prefix(path))}\w{{8}}")
     for folder in path.parent.iterdir():
-        if left.fullmatch(folder.name) and folder.is_dir():
+        if stray.fullmatch(folder.name) and folder.is_dir():
             shutil.rmtree(folder, ignore_errors=True)
     if not only_strays:
         path.unlink(missing_ok=True)
@@ -84,7 +84,7 @@ def read(path: str | os.PathLike[str], *, what: str = "posterior") -> tuple[dict
         except FileError:
             if _state(source) == state:
                 raise
-            # else it was replaced meanwhile, and half of each was read: safetensors opens a file more than once
+            # safetensors opens a file more than once: the file was replaced in between, so read it again
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
@@ -98,18 +98,18 @@ def _state(path: Path) -> tuple[int, ...] | None:
 def _read(source: Path, what: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(source, framework="pt") as file:
-            sealed = (file.metadata() or {})[_KEY]
-            header = json.loads(sealed)
+            metadata = file.metadata() or {}
+            text = metadata[_KEY].partition("\n")[0]
+            header: dict[str, Any] = json.loads(text)
             _check_version(source, header["format_version"])
-            # cloned: they would go on to lie in the file, and change with it
+            # cloned, because tensors that are mapped to the file would change with it
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 - not a mapping
-        if sealed != _sealed(sealed.rpartition(_SEAL)[0] + "}", tensors):
-            msg = "its checksum is another"
+        if metadata != _metadata(text, tensors):
+            msg = "the checksum does not match"
             raise ValueError(msg)
-        del header["sha256"]
     except FileError:
         raise
-    except Exception as error:  # whatever a parser makes of bytes that may be anything
+    except Exception as error:  # parsers of arbitrary bytes may raise anything
         msg = (
             f"{source} is not a {what} file, or it is truncated or altered ({type(error).__name__}: {error}): "
             "take another copy of it, or fit and save again."
@@ -127,40 +127,15 @@ def _check_version(source: Path, version: Any) -> None:
     raise FileError(msg)
 
 
-def _sealed(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """Return a JSON object with a hash of its own text and of the tensors as its last entry."""
-    digest = hashlib.sha256(text.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return f'{text[:-1]}{_SEAL}{digest.hexdigest()}"}}'
+def _metadata(text: str, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the header's text with the digest of that text and of the tensors."""
+    return {_KEY: f"{text}\n{fingerprint(sorted(tensors.items()), text)}"}
 
 
 def _to_disk(path: Path) -> None:
-    """Wait until a file or a folder is on the disk: after a power cut there is the old one or the new one."""
+    """Wait until a file or a folder is on the disk, so that it survives a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def check_model(
-    header: Mapping[str, Any], names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], fingerprint: str
-) -> None:
-    """Refuse a file that was made for another model."""
-    wanted = [(name, tuple(shape)) for name, shape in header["parameters"]]
-    here = list(zip(names, shapes, strict=True))
-    if wanted != here:
-        odd = next(
-            (f"{a[0]} {a[1]}" for a in wanted if a not in here),
-            f"{len(wanted)} parameters instead of {len(here)}",
-        )
-        msg = f"The file belongs to a model of another structure: it has {odd}, which this model has not."
-        raise FileError(msg)
-    if header["fingerprint"] != fingerprint:
-        msg = (
-            "The file belongs to a model of the same structure with other parameters: "
-            "load the state_dict that the posterior was fitted to."
-        )
-        raise FileError(msg)

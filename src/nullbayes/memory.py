@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
+T = TypeVar("T")
 _SENTENCES = (  # of errors that torch raises as a plain RuntimeError
     "can't allocate memory",  # the allocator for CPUs
     "not enough memory",  # the same, on Windows
@@ -44,3 +48,23 @@ def give_back() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The outcome of an attempt for which there was too little memory."""
+
+    error: BaseException
+
+
+def attempt(work: Callable[[], T]) -> T | OutOfMemory:
+    """Return what ``work`` returns; where memory runs out, free all that it held and return the error."""
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        failure = error.with_traceback(None)  # its frames hold what is to be freed
+        failure.__context__ = None
+    give_back()
+    return OutOfMemory(failure)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import NullBayesWarning, SettingsError
-from nullbayes.linalg.lanczos import spectral_quadrature
+from nullbayes.linalg.curvature import Dual, Primal, estimated_spectrum
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
 
@@ -67,15 +67,10 @@ def maximize(objective: Callable[[float], float], start: float, what: str) -> fl
 
 
 def spectrum(rows: Rows, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    r"""Return eigenvalues of :math:`A^\top A` and how often each counts: all if A is small, else a quadrature."""
-    if min(rows.n_rows, rows.n_columns) <= _DENSE_SPECTRUM:
-        if rows.n_rows <= rows.n_columns:
-            square = rows.block(0, rows.n_rows).gram(torch.float64)
-        else:
-            square = normal_matrix(rows)
-        values = torch.linalg.eigvalsh(square).clamp_min(0.0).cpu()
-        return values, torch.ones_like(values)
-    return spectral_quadrature(rows, n_probes=8, steps=64, generator=generator)
+    r"""Return eigenvalues of :math:`A^\top A` with their multiplicities: exact if A is small, else estimated."""
+    if min(rows.n_rows, rows.n_columns) > _DENSE_SPECTRUM:
+        return estimated_spectrum(rows, generator)
+    return Dual(rows).spectrum() if rows.n_rows <= rows.n_columns else Primal(normal_matrix(rows)).spectrum()
 
 
 def evidence(alpha: float, eigenvalues: Tensor, weights: Tensor, theta_squared: float) -> float:

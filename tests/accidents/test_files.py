@@ -26,10 +26,11 @@ OTHER_VERSION = "not a posterior file of this version, or it was altered"
 def test_a_file_is_tensors_and_json(saved: Path) -> None:
     with safe_open(saved, framework="pt") as file:
         assert list(file.keys()) == ["directions"]
-        header = json.loads(file.metadata()["nullbayes"])
-    assert header["format_version"] == io.FORMAT_VERSION == 4
+        text, digest = file.metadata()["nullbayes"].split("\n")
+    header = json.loads(text)
+    assert header["format_version"] == io.FORMAT_VERSION == 5
     assert header["kind"] == "ProjectedPosterior"
-    assert len(header["sha256"]) == 64
+    assert len(digest) == 64
 
 
 # --- bytes ------------------------------------------------------------------------------------------------------------
@@ -82,8 +83,25 @@ def test_random_bytes_are_refused(seed: int, saved: Path) -> None:
 def test_a_changed_value_says_so(saved: Path) -> None:
     good = saved.read_bytes()
     saved.write_bytes(flipped(good, 8 * (len(good) - 3)))
-    with pytest.raises(FileError, match=f"{DAMAGED}.*checksum is another.*take another copy"):
+    with pytest.raises(FileError, match=f"{DAMAGED}.*checksum does not match.*take another copy"):
         nb.load(saved, MLP.build())
+
+
+def test_metadata_that_were_added_are_refused(saved: Path) -> None:
+    tensors, _ = io.read(saved)
+    with safe_open(saved, framework="pt") as file:
+        metadata = file.metadata()
+    save_file(tensors, saved, metadata=metadata)
+    io.read(saved)
+    save_file(tensors, saved, metadata={**metadata, "more": "of it"})
+    with pytest.raises(FileError, match="checksum does not match"):
+        io.read(saved)
+
+
+def test_a_file_of_format_4_is_refused_by_its_version(saved: Path) -> None:
+    save_file({}, saved, metadata={"nullbayes": '{"format_version": 4, "sha256": "0"}'})
+    with pytest.raises(FileError, match="has format version 4; this nullbayes reads 5: fit and save again"):
+        io.read(saved)
 
 
 def test_a_loaded_posterior_does_not_hang_on_the_file(saved: Path) -> None:
@@ -114,11 +132,11 @@ def test_a_file_of_another_kind_is_refused(metadata: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize("version", [io.FORMAT_VERSION + 1, 99, "1", None, True, 2.0, [], 10**4000])
 def test_a_newer_format_asks_for_an_upgrade(version: Any, saved: Path) -> None:
     rewritten(saved, lambda tensors, header: header.update(format_version=version))
-    with pytest.raises(FileError, match=r"has format version .*; this nullbayes reads 4: upgrade nullbayes"):
+    with pytest.raises(FileError, match=r"has format version .*; this nullbayes reads 5: upgrade nullbayes"):
         nb.load(saved, MLP.build())
 
 
-@pytest.mark.parametrize("version", [1, 0, -1])
+@pytest.mark.parametrize("version", [4, 1, 0, -1])
 def test_an_older_format_asks_for_a_new_fit(version: int, saved: Path) -> None:
     rewritten(saved, lambda tensors, header: header.update(format_version=version))
     with pytest.raises(FileError, match=f"has format version {version}; .*fit and save again"):
@@ -129,13 +147,13 @@ def test_an_older_format_asks_for_a_new_fit(version: int, saved: Path) -> None:
 
 FIELDS = (
     "kind", "parameters", "fingerprint", "prior_precision", "precision_rule", "kernel_dimension", "likelihood",
-    "based", "report", "output_fn", "inputs",
+    "report", "output_fn", "inputs",
     "hessian", "likelihood.name", "likelihood.class_dim", "likelihood.ignore_index", "likelihood.temperature",
     "likelihood.some_ignored", "likelihood.more_ignored",
     *(f"report.{key}" for key in (
         "projector", "reason", "route", "n_data", "n_rows", "n_counted", "tolerance", "sweeps", "residual", "converged",
-        "traces", "rank", "output_std", "seed", "train_std", "train_loss_std", "peak_memory", "seconds", "notes",
-        "data", "promise", "worst_ratio",
+        "traces", "rank", "output_std", "seed", "based", "train_std", "train_loss_std", "peak_memory", "seconds",
+        "notes", "data", "promise", "worst_ratio",
     )),
 )  # fmt: skip
 MAY_BE_NONE = (

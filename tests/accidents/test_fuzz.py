@@ -160,9 +160,10 @@ def test_a_header_may_be_any_text(good: bytes, saved: Path) -> None:
     from safetensors.torch import save_file
 
     tensors, _ = io.read(saved)
-    for text in ["", "{", "}", "[" * 10_000, "[" * 900 + "]" * 900, "9" * 5000, "null", '{"format_version": 4}', "\0é"]:
-        for metadata in (text, io._sealed(text, tensors), io._sealed(json.dumps({"format_version": text}), tensors)):
-            save_file(tensors, saved, metadata={"nullbayes": metadata})
+    for text in ["", "{", "}", "[" * 10_000, "[" * 900 + "]" * 900, "9" * 5000, "null", '{"format_version": 5}', "\0é"]:
+        version = json.dumps({"format_version": text})
+        for metadata in ({"nullbayes": text}, io._metadata(text, tensors), io._metadata(version, tensors)):
+            save_file(tensors, saved, metadata=metadata)
             assert not predicts_or_is_refused(saved)
 
 

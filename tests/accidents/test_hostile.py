@@ -34,7 +34,7 @@ def claiming(n_bytes: int) -> bytes:
     """A safetensors file whose header promises more than there is."""
     shape = [2, n_bytes // 16]
     text = json.dumps({
-        "__metadata__": {"nullbayes": '{"format_version": 4}'},
+        "__metadata__": {"nullbayes": '{"format_version": 5}'},
         "directions": {"dtype": "F64", "shape": shape, "data_offsets": [0, n_bytes]},
     }).encode()  # fmt: skip
     return len(text).to_bytes(8, "little") + text + b"\0" * 64
@@ -137,7 +137,7 @@ def test_an_auditor_hears_of_nothing_that_was_run(hostile: tuple[dict[str, Path]
 
 
 def test_kinds_are_looked_up_in_a_table(saved: Path) -> None:
-    for kind in ("SamplePosterior", "KernelPosterior", "FitReport", "load", "__name__", "ProjectedPosterior "):
+    for kind in ("SamplePosterior", "NullSpacePosterior", "FitReport", "load", "__name__", "ProjectedPosterior "):
         rewritten(saved, lambda tensors, header, kind=kind: header.update(kind=kind))
         with pytest.raises(FileError, match="kind of its header is"):
             nb.load(saved, MLP.build())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
+import typing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,20 +25,42 @@ pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarnin
 
 
 def test_the_table_has_every_method() -> None:
-    assert {method.kind for method in BASELINES} == set(baselines.METHODS)
-    assert all(getattr(baselines, method.name) is method.kind for method in BASELINES)
+    named = {value for value in vars(baselines).values() if inspect.isclass(value)}
+    assert {method.kind for method in BASELINES} == {
+        kind for kind in named if issubclass(kind, baselines.Baseline) and kind is not baselines.Baseline
+    }
     assert all(f"``{method.name}``" in baselines.__doc__ for method in BASELINES)
+
+
+@each_baseline
+def test_a_baseline_is_one_class_around_one_value(method: Method) -> None:
+    ours = [kind for kind in method.kind.__mro__ if kind.__module__.startswith("nullbayes.baselines")]
+    assert ours == [method.kind, baselines.Baseline]
+    value = method.kind._method
+    assert isinstance(value, baselines.Method)
+    assert len([kind for kind in type(value).__mro__ if kind.__module__.startswith("nullbayes")]) <= 3
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        value.memory_budget = 3
 
 
 # --- one way to use them ----------------------------------------------------------------------------------------------
 
 
+def arguments(function: Any) -> dict[str, inspect.Parameter]:
+    """The parameters of a function by name, with those that a typed dictionary of options names."""
+    found = dict(inspect.signature(function).parameters)
+    if found.pop("options", None) is not None:
+        hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
+        found |= dict.fromkeys(typing.get_args(hints["options"])[0].__annotations__)
+    return found
+
+
 @each_method
 def test_methods_take_the_same_arguments(method: Method) -> None:
-    made = inspect.signature(method.kind).parameters
+    made = arguments(method.kind)
     assert list(made)[:2] == ["model", "likelihood"]
     assert {"parameters", "prior_precision", "batch_fn"} <= set(made)
-    fitted = inspect.signature(method.kind.fit).parameters
+    fitted = arguments(method.kind.fit)
     assert list(fitted)[:4] == ["self", "loader", "targets", "n_samples"]
     assert fitted["n_samples"].default == 30
     assert {"generator", "memory_limit", "progress"} <= set(fitted)
@@ -89,7 +114,7 @@ def test_few_rows_at_a_time_give_the_same(method: Method, monkeypatch: pytest.Mo
         return [posterior.ood_score(X_NEW), *exact]
 
     at_once = answers()
-    monkeypatch.setattr("nullbayes.baselines.base._ROW_BYTES", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr("nullbayes.baselines.method._ROW_BYTES", {"cpu": 1, "cuda": 1})
     for few, all_of_them in zip(answers(), at_once, strict=True):
         torch.testing.assert_close(few, all_of_them)
 
@@ -285,8 +310,11 @@ def test_a_precision_can_be_changed_without_a_new_fit(method: Method) -> None:
 
 
 def test_a_method_of_ones_own_without_evidence_says_what_to_choose_the_precision_by() -> None:
+    class WithPrior(type(baselines.MAP._method)):
+        has_prior = True
+
     class Own(baselines.MAP):
-        _has_prior = True
+        _method = WithPrior()
 
     posterior = Own(MLP.build(), prior_precision=3.0).fit([CLASSIFICATION.data()], 1, progress=False)
     with pytest.raises(SettingsError, match='Own has no marginal likelihood: use method="grid" or "nll"'):

@@ -115,7 +115,7 @@ def test_a_base_distribution_stays_behind() -> None:
 def test_rows_that_are_formed_again_stay_behind(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They would take the training data along."""
     for name, value in {"_FACTORED": {"cpu": 0, "cuda": 0}, "_SMALL": 0, "_PRECONDITIONED": 8}.items():
-        monkeypatch.setattr(f"nullbayes.baselines.linearized.{name}", value)
+        monkeypatch.setattr(f"nullbayes.baselines.laplace.{name}", value)
     posterior = nb.baselines.LinearizedLaplace(MLP.build().float(), prior_precision=100.0)
     x, y = CLASSIFICATION.data(n=12)
     posterior.fit([(x.float(), y)], 3, memory_limit=10_000, progress=False)

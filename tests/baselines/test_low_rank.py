@@ -86,7 +86,7 @@ def test_variances_come_closer_as_the_budget_grows(kind: type) -> None:
 def test_the_local_ensemble_is_what_the_leading_eigenvectors_leave(budget: int) -> None:
     matrix, rows = dense()
     posterior = fit(LocalEnsemble, memory_budget=budget)
-    pairs = posterior._pairs
+    pairs = posterior.curvature
     torch.testing.assert_close(pairs.basis @ pairs.basis.T, torch.eye(pairs.rank, dtype=torch.float64))
     largest = torch.linalg.eigvalsh(matrix).flip(0)
     assert float(pairs.values[0]) == pytest.approx(float(largest[0]), rel=0.05)
@@ -137,7 +137,7 @@ def test_a_few_sketched_vectors_see_the_largest_curvature() -> None:
 def test_rank_and_sketch_stay_within_the_budget() -> None:
     """The paper's proportions: ten thirds of the budget in vectors, three tenths of the parameters in numbers."""
     posterior = fit(SketchedLanczos, memory_budget=4)
-    assert posterior._basis.shape == (13, 4 * 51 // 13)
+    assert posterior._fitted.state.basis.shape == (13, 4 * 51 // 13)
     for settings, advice in (
         ({"rank": 10, "sketch_size": 60, "memory_budget": 4}, "smaller rank or sketch_size"),
         ({"rank": 30, "sketch_size": 20}, "cannot tell 30 vectors apart"),

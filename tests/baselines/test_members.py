@@ -15,7 +15,7 @@ from drawing import randn
 from models import BATCHNORM, CLASSIFICATION, MLP, call, flat_parameters, with_parameters
 from nullbayes.baselines import SWAG, DeepEnsemble
 from nullbayes.errors import ModelError, SettingsError
-from nullbayes.posteriors import noise
+from nullbayes.posteriors.arguments import normal
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 
@@ -60,7 +60,7 @@ def test_samples_have_the_covariance_of_swag() -> None:
     wanted = 0.5 * torch.diag(stacked.var(0, unbiased=False)) + deviations.T @ deviations / (2 * 3)
     images = posterior.moments.sample(torch.eye(51 + 4, dtype=torch.float64)) - stacked.mean(0)
     torch.testing.assert_close(images.T @ images, wanted)
-    drawn = noise.normal(posterior._network, posterior._seed, 0, 5, 51 + 4).to(stacked)
+    drawn = normal(posterior._network, posterior._fitted.seed, 0, 5, 51 + 4).to(stacked)
     samples = posterior.directions + flat_parameters(MLP.build())
     torch.testing.assert_close(samples, posterior.moments.sample(drawn))
 
@@ -101,14 +101,14 @@ def test_every_sample_has_batch_statistics_of_its_own() -> None:
         torch.testing.assert_close(samples[i], member.eval()(new).detach())
         with posterior.sampled_parameters(i) as changed:
             torch.testing.assert_close(changed.eval()(new), samples[i])
-    means = torch.stack([m for name, m in posterior._states.items() if name == "1.running_mean"])
+    means = torch.stack([m for name, m in posterior._fitted.state.tensors.items() if name == "1.running_mean"])
     assert float(means.std(1).max()) > 1e-3
 
 
 def test_a_single_left_over_example_is_no_batch() -> None:
     model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, 129)
     posterior = SWAG(model).fit([(x, y)], 2, train=states(iterates(3, model), model), progress=False)
-    assert int(posterior._states["1.num_batches_tracked"][0]) == 2
+    assert int(posterior._fitted.state.tensors["1.num_batches_tracked"][0]) == 2
 
 
 def test_swag_of_some_parameters_moves_only_those() -> None:

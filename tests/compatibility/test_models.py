@@ -147,7 +147,7 @@ def test_rows_and_predictions_are_those_of_slow_derivatives(case: Case, kind: ty
     slow = Slow(case)
     (x, y), (x_new, _) = (moved(case.data(n, seed, torch.float64), CPU) for n, seed in ((N, 1), (3, 2)))
     posterior = fit(case, kind, case.wrap(case.build()))
-    rows = posterior._jacobian.dense()
+    rows = posterior._prepared.jacobian.dense()
     torch.testing.assert_close(rows.double().to(CPU), slow.training_rows(kind, x, y), **tolerance(case))
 
     own = slow.outputs(x_new).detach()

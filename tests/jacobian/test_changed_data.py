@@ -14,7 +14,7 @@ import nullbayes as nb
 from drawing import randn
 from models import CLASSIFICATION, MLP, batches
 from nullbayes.errors import DataError
-from nullbayes.jacobian.checksums import checksums
+from nullbayes.hashing import checksums
 from nullbayes.jacobian.data import Examples
 
 DEVICE = torch.get_default_device()

@@ -122,7 +122,7 @@ REFUSED = {
     "three of them": ([(X, Y, Y)], "batch_fn=lambda batch"),
     "mapping without labels": ([{"x": X}], "'labels'.*batch_fn"),
     "targets in a list": ([(X, Y.tolist())], "batch_fn=lambda batch"),
-    "one target": ([(X, torch.tensor(1))], "one entry an example"),
+    "one target": ([(X, torch.tensor(1))], "one entry per example"),
     "too few targets": ([(X, Y[:5])], "Batch 0 holds 7 inputs but 5 targets"),
     "no tensor": ([("words", Y)], "no tensor"),
     "lengths that differ": ([((X, X[:3]), Y)], r"different lengths \[3, 7\]"),

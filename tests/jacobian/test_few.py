@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from models import TiedWeights, jacobian
+from nullbayes.jacobian import few as few_rows
 from nullbayes.jacobian.few import form_few
-from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.leaves import Leaves
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
+from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.linalg.held import HeldBlock
 
 
@@ -45,12 +46,12 @@ def alone_only(h: Tensor) -> Tensor:
     return h
 
 
-def rows_of(model: nn.Module, x: Tensor) -> LayerRows:
+def rows_of(model: nn.Module, x: Tensor) -> RowBuilder:
     network = Network(model)
-    return LayerRows(network, lambda flat, x, y: network(flat, x).flatten(1), x, torch.zeros(len(x)))
+    return RowBuilder(network, lambda flat, x, y: network(flat, x).flatten(1), x, torch.zeros(len(x)))
 
 
-def few(rows: LayerRows, x: Tensor) -> tuple[Tensor, Tensor] | None:
+def few(rows: RowBuilder, x: Tensor) -> tuple[Tensor, Tensor] | None:
     found = form_few(rows, x, torch.zeros(len(x)))
     if found is None:
         return None
@@ -74,6 +75,40 @@ def test_rows_of_few_inputs_are_those_of_plain_differentiation(outputs: int, n: 
     assert found is not None
     torch.testing.assert_close(found[0], model(x).detach())
     torch.testing.assert_close(found[1], jacobian(model, x))
+
+
+@pytest.mark.parametrize(
+    ("way", "limits"),
+    [
+        ("at once", {}),
+        ("by output", {"_AT_ONCE": 0, "_OUTPUTS": 7}),
+        ("by copies", {"_AT_ONCE": 0}),
+        ("mapped", {"_AT_ONCE": 0, "_FORWARD": 0}),
+    ],
+)
+def test_every_way_gives_the_rows_of_plain_differentiation(
+    way: str, limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(few_rows, name, value)
+    model, x = convolutional(7).double(), torch.randn(1, 1, 4, 4).double()
+    rows = rows_of(model, x)
+    found = few(rows, x)
+    assert found is not None
+    assert not rows.is_due(way, 0, 1, 16)  # that way was taken
+    torch.testing.assert_close(found[0], model(x).detach())
+    torch.testing.assert_close(found[1], jacobian(model, x))
+
+
+@pytest.mark.parametrize("limits", [{"_AT_ONCE": 0}, {"_AT_ONCE": 0, "_FORWARD": 0}], ids=["by copies", "mapped"])
+def test_layers_are_not_asked_where_a_weight_has_a_second_use(
+    limits: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(few_rows, name, value)
+    rows = rows_of(Gated().double(), torch.randn(3, 4).double())
+    monkeypatch.setattr(rows, "is_due", lambda *_: False)  # as if the comparison had missed it
+    assert few(rows, torch.randn(1, 4).double() + 7.0) is None
 
 
 def test_parameter_with_two_names_is_exchanged_under_both() -> None:

@@ -13,8 +13,8 @@ import nullbayes as nb
 from drawing import randint, randn
 from models import batches
 from nullbayes.errors import ModelError
+from nullbayes.jacobian.checks import check_outputs, check_rows
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.finite import check_outputs, check_rows
 
 DEVICE = torch.get_default_device()
 SIZES = (5, 1, 7, 6, 4)

@@ -8,7 +8,8 @@ import torch
 import nullbayes as nb
 from jacobian.layer_table import randn
 from models import BATCHNORM, CLASSIFICATION, MODELS, Model
-from nullbayes.jacobian import comparison, layers
+from nullbayes.jacobian import autograd
+from nullbayes.jacobian.row_builder import RowBuilder
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, 8])
@@ -18,8 +19,8 @@ def test_several_outputs_in_one_backward_pass(at_once: int) -> None:
     for layer in model:
         tensors.append(layer(tensors[-1].clone()))
     values, unused = tensors.pop().sum(0), randn(2, 3).requires_grad_()
-    one_by_one = [comparison.gradients(value, [*tensors, unused]) for value in values]
-    at_once = comparison.many_gradients(values, [*tensors, unused], at_once)
+    one_by_one = [autograd.gradients(value, [*tensors, unused]) for value in values]
+    at_once = autograd.many_gradients(values, [*tensors, unused], at_once)
     assert not at_once[-1].any()
     torch.testing.assert_close(at_once, [torch.stack(parts) for parts in zip(*one_by_one, strict=True)])
 
@@ -36,8 +37,8 @@ def test_the_plain_way_counts_its_rows_thrice_and_what_it_saves(case: Model) -> 
 def test_rows_are_formed_in_chunks_of_even_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
     rows, sizes = nb.OutputJacobian(model, [(x, y)]), []
-    form = layers.LayerRows.form
-    monkeypatch.setattr(layers.LayerRows, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
+    form = RowBuilder.form
+    monkeypatch.setattr(RowBuilder, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
     rows.working_bytes = 6 * rows._layers.example_bytes  # six would fit, and leave one
     rows.keep()
     assert sizes == [4, 3]
@@ -51,7 +52,7 @@ def test_chunks_are_counted_as_they_are_formed(
     rows, sizes = nb.OutputJacobian(model, [(x, y)]), []
     working = rows.working_bytes = 6 * rows._layers.example_bytes
     assert rows.costs(storage).forming_chunks(working) == n_chunks
-    form = layers.LayerRows.form
-    monkeypatch.setattr(layers.LayerRows, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
+    form = RowBuilder.form
+    monkeypatch.setattr(RowBuilder, "form", lambda self, x, y: sizes.append(len(y)) or form(self, x, y))
     rows._form(0, 7, working // share)
     assert len(sizes) == n_chunks

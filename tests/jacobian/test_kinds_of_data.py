@@ -264,12 +264,12 @@ def test_one_hot_integers_are_refused_with_a_way_out() -> None:
 DIFFERENT: dict[str, tuple[list[Any], str]] = {
     "type": ([(X, Y), (X, Y.int())], r"targets of type torch.int32, the earlier ones torch.int64: convert"),
     "type of inputs": ([({"x": X}, Y), ({"x": X.float()}, Y)], r"Batch 1 holds inputs\['x'\] of type torch.float32"),
-    "shape": ([(X, Y), (X[:, :3], Y)], r"holds inputs of shape \(3,\) an example, the earlier ones \(4,\): pad"),
+    "shape": ([(X, Y), (X[:, :3], Y)], r"holds inputs of shape \(3,\) per example, the earlier ones \(4,\): pad"),
     "padding": ([({"ids": X}, Y), ({"ids": X[:, :3]}, Y)], r"Batch 1 holds inputs\['ids'\] of shape .*max_length"),
     "switch": ([({"x": X, "k": 1}, Y), ({"x": X, "k": 2}, Y)], r"Batch 1 holds 2 as inputs\['k'\], the earlier ones 1"),
     "number": (
         [((X, torch.tensor(0.5)), Y), ((X, torch.tensor(2.0)), Y)],
-        r"Batch 1 holds 2.0 as inputs\[1\], the earlier ones 0.5.*one entry an example, or the same",
+        r"Batch 1 holds 2.0 as inputs\[1\], the earlier ones 0.5.*one entry per example, or the same",
     ),
     "keys": ([({"a": X}, Y), ({"b": X}, Y)], r"Batch 1 holds inputs\['b'\], targets, the earlier ones inputs\['a'\]"),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import nullbayes as nb
 from drawing import randn
 from models import jacobian
-from nullbayes.jacobian import layers
+from nullbayes.jacobian.routes import ByLayers
 
 OUTPUTS = 40
 
@@ -42,13 +42,13 @@ def build(hidden: int | None = None) -> nn.Module:
 
 def test_a_route_is_found_out_with_few_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
-    backward = layers.LayerRows._backward
+    backward = ByLayers._backward
 
-    def watched(self: layers.LayerRows, values: Tensor, outputs: list[Tensor]) -> list[Tensor]:
+    def watched(self: ByLayers, values: Tensor, outputs: list[Tensor]) -> list[Tensor]:
         widths.append(values.shape[1])
         return backward(self, values, outputs)
 
-    monkeypatch.setattr(layers.LayerRows, "_backward", watched)
+    monkeypatch.setattr(ByLayers, "_backward", watched)
     rows = nb.OutputJacobian(build(), data(), "regression")
     nb.plan(build(), data(), likelihood="regression")
     assert set(widths) == {16}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import nullbayes as nb
 from jacobian.layer_table import randint, randn
 from models import ATTENTION, CLASSIFICATION, Attention, jacobian
 from nullbayes.errors import ModelError
-from nullbayes.jacobian import layers
+from nullbayes.jacobian import routes
 
 
 class Gained(nn.Module):
@@ -150,12 +151,21 @@ def test_forward_mode_that_is_wrong_is_not_used() -> None:
 
 def test_rows_that_vmap_has_wrong_are_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = Attention(3).double(), CLASSIFICATION.data(ATTENTION)
-    right = layers.vmap
+    right = routes.vmap
 
     def wrong(function: Any, **options: Any) -> Any:
         return lambda *args: 1.01 * right(function, **options)(*args)
 
-    monkeypatch.setattr(layers, "vmap", wrong)
+    monkeypatch.setattr(routes, "vmap", wrong)
     rows = nb.OutputJacobian(model.eval(), [(x, y)])
     assert rows.route == "example by example"
     torch.testing.assert_close(rows.dense(), jacobian(model, x).flatten(0, 1))
+
+
+def test_forward_mode_that_is_wrong_is_not_used_after_loading(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, (x, y) = Sine().double(), CLASSIFICATION.data()
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit([(x, y)], 2, progress=False)
+    posterior.save(tmp_path / "file")
+    loaded = nb.load(tmp_path / "file", model)
+    torch.testing.assert_close(loaded.predict(x).samples, posterior.predict(x).samples)

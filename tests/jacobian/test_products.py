@@ -14,7 +14,7 @@ from cube import Cube
 from drawing import randn
 from models import CLASSIFICATION, MODELS, Model, Slow, call, jacobian
 from nullbayes.errors import ModelError
-from nullbayes.jacobian import layers, products
+from nullbayes.jacobian import products
 from nullbayes.jacobian.batches import map_leaves
 from nullbayes.jacobian.network import Network
 
@@ -73,17 +73,27 @@ def test_rows_that_do_not_fit_in_memory_are_not_formed() -> None:
     assert not products._rows_are_cheaper(network, x, MANY)
 
 
-@pytest.mark.parametrize("n_vectors", [FEW, MANY])
-def test_memory_does_not_decide_the_answer(n_vectors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("n_vectors", "sizes"), [(FEW, {3, 1}), (MANY, {2, 1})], ids=["products", "rows"])
+def test_memory_does_not_decide_the_answer(n_vectors: int, sizes: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
     case = OF_MODELS["batchnorm"]
     network, (x, _) = Network(case.build()), CLASSIFICATION.data(case, n=7)
     vectors = vectors_for(network, n_vectors)
     whole, entries = products.linearized(network, x, vectors), products.output_rows(network, x)
-    each = products._layer_rows(network, x).example_bytes
-    monkeypatch.setattr(layers, "_WORKING_BYTES", {"cpu": 2 * each, "cuda": 2 * each})
+    rows, cut, seen = products._layer_rows(network, x), products._in_pieces, list[int]()
+    rows.working_bytes = 2 * rows.example_bytes
+
+    def watched(x: Any, size: int) -> Any:
+        for piece in cut(x, size):
+            seen.append(len(piece))
+            yield piece
+
+    monkeypatch.setattr(products, "_in_pieces", watched)
     monkeypatch.setattr(products, "product_examples", lambda device, n: 3)
     torch.testing.assert_close(products.linearized(network, x, vectors), whole)
+    assert set(seen) == sizes
+    seen.clear()
     torch.testing.assert_close(products.output_rows(network, x), entries)
+    assert seen == [2, 2, 2, 1]
 
 
 class BackwardOnly(nn.Module):

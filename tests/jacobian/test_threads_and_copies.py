@@ -15,8 +15,8 @@ import nullbayes as nb
 import zoo
 from jacobian.layer_table import build, randn
 from models import CLASSIFICATION, MLP, Slow, jacobian
-from nullbayes.jacobian.kernels import differentiable_kernels, eager_parts, recurrent_kernels
 from nullbayes.jacobian.network import Network
+from nullbayes.precision import differentiable, plain_recurrence, uncompiled
 
 
 def test_threads_share_a_network() -> None:
@@ -37,7 +37,7 @@ def test_threads_evaluate_a_network_each_at_its_own_parameters() -> None:
 
 
 def test_the_switches_of_torch_come_back_when_the_last_thread_is_done() -> None:
-    first, second = differentiable_kernels(), differentiable_kernels()
+    first, second = differentiable(), differentiable()
     with first:
         second.__enter__()
         assert not torch.backends.mha.get_fastpath_enabled()
@@ -62,14 +62,14 @@ def test_a_network_with_switches_can_be_copied() -> None:
 
 def test_switches_are_put_back_by_the_last_who_needs_them() -> None:
     assert torch.backends.mkldnn.enabled
-    with recurrent_kernels():
-        with recurrent_kernels():
+    with plain_recurrence():
+        with plain_recurrence():
             assert not torch.backends.mkldnn.enabled
             assert not torch.backends.cudnn.enabled
         assert not torch.backends.mkldnn.enabled
     assert torch.backends.mkldnn.enabled
     assert torch.backends.cudnn.enabled
-    for switches in (recurrent_kernels, eager_parts):
+    for switches in (plain_recurrence, uncompiled):
         assert copy.deepcopy(switches) is switches
         assert pickle.loads(pickle.dumps(switches)) is switches
 

@@ -12,10 +12,19 @@ from torch import Tensor
 import nullbayes as nb
 from drawing import randn
 from nullbayes.errors import ConvergenceWarning, NullBayesError
-from nullbayes.linalg.curvature import Curvature, Diagonal, Dual, Kronecker, LowRank, MatrixFree, Primal
-from nullbayes.linalg.curvature.diagonal import column_squares
-from nullbayes.linalg.curvature.kronecker import decomposed
-from nullbayes.linalg.curvature.low_rank import lanczos_pairs, nystrom_pairs
+from nullbayes.linalg.curvature import (
+    Curvature,
+    Diagonal,
+    Dual,
+    Kronecker,
+    LowRank,
+    MatrixFree,
+    Primal,
+    column_squares,
+    decomposed,
+    lanczos_pairs,
+    nystrom_pairs,
+)
 
 P, ALPHAS = 12, (0.05, 1.0, 30.0)
 
@@ -80,9 +89,7 @@ def test_samples_have_the_inverse_as_covariance(case: Case, alpha: float) -> Non
     [lambda a: Primal(a.double().T @ a.double()), lambda a: Dual(nb.DenseRows(a))],
     ids=["primal", "dual"],
 )
-def test_what_float32_rows_leave_of_themselves_is_no_difference_of_large_numbers(
-    make: Callable[[Tensor], Curvature], alpha: float
-) -> None:
+def test_small_variances_of_float32_rows_keep_their_digits(make: Callable[[Tensor], Curvature], alpha: float) -> None:
     """A training example of a network that fits well: its variance is a millionth of its squared length over alpha."""
     rows = 100.0 * normal(20, 300, seed=8).float()
     wide = rows.double()
@@ -198,6 +205,34 @@ def test_too_few_steps_are_said() -> None:
     curvature = MatrixFree(nb.DenseRows(normal(50, 40)), 1, seeded(), rtol=1e-12, max_steps=2)
     with pytest.warns(ConvergenceWarning, match="larger prior_precision"):
         curvature.sample(normal(2, 90), 1e-3)
+
+
+class Disturbed(nb.DenseRows):
+    """Rows whose products are wrong by one percent from the second to the given one."""
+
+    products, until = 0, 3
+
+    def mv(self, vectors: Tensor) -> Tensor:
+        self.products += 1
+        return super().mv(vectors) * (1.01 if 1 < self.products <= self.until else 1.0)
+
+
+def test_a_residual_that_drifted_is_computed_again() -> None:
+    """The residual that the steps update knows nothing of a product that was wrong; the one that ends them does."""
+    vectors, matrix = normal(2, P, seed=9), TALL.T @ TALL + 0.1 * torch.eye(P, dtype=torch.float64)
+    curvature = MatrixFree(nb.DenseRows(TALL), 3, seeded(), rtol=1e-10)
+    curvature.rows = Disturbed(TALL)
+    torch.testing.assert_close(curvature.solve(vectors, 0.1) @ matrix, vectors, rtol=1e-8, atol=1e-8)
+    assert curvature.rows.products > Disturbed.until
+
+
+def test_a_residual_that_stays_large_is_said() -> None:
+    curvature = MatrixFree(nb.DenseRows(TALL), 3, seeded(), rtol=1e-10, max_steps=50)
+    curvature.rows = Disturbed(TALL)
+    curvature.rows.rmv = lambda vectors: nb.DenseRows(TALL + 0.01 * TALL.roll(1, 1)).rmv(vectors)  # not the transpose
+    curvature.rows.until = 0
+    with pytest.warns(ConvergenceWarning, match="Conjugate gradients stopped"):
+        curvature.solve(normal(2, P, seed=9), 1e-6)
 
 
 def test_a_matrix_that_cannot_be_factored_is_refused() -> None:

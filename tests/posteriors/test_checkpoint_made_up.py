@@ -67,7 +67,7 @@ def whole() -> torch.Tensor:
 
 
 FIELDS = [
-    ("seed",), ("problem",), ("memory",), ("digest",), ("kind",), ("memory", "limit"), ("memory", "host"),
+    ("seed",), ("problem",), ("memory",), ("kind",), ("memory", "limit"), ("memory", "host"),
     ("memory", "halvings"), ("problem", "plan"), ("problem", "model"), ("problem", "parameters"), ("problem", "new"),
 ]  # fmt: skip
 json_values = st.recursive(

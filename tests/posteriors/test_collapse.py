@@ -68,7 +68,7 @@ def test_a_collapse_is_said_aloud(projector: nb.projectors.Projector) -> None:
     """60 generic inputs determine all 51 parameters: exactly nothing is left."""
     data = [CLASSIFICATION.data(n=60)]
     posterior = nb.ProjectedPosterior(MLP.build())
-    with pytest.warns(CollapseWarning, match=r"effective kernel of 0.0 dimensions.*larger tolerance.*loss-projected"):
+    with pytest.warns(CollapseWarning, match=r"null space of 0.0 dimensions.*larger tolerance.*loss-projected"):
         posterior.fit(data, 4, projector=projector, progress=False)
     report = posterior.report
     assert report.collapsed

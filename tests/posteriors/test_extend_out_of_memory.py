@@ -104,7 +104,7 @@ def test_where_nothing_helps_the_earlier_samples_stay(name: str) -> None:
     assert caught.value.__cause__ is not None
     assert is_out_of_memory(caught.value.__cause__)
     assert ("Call prepare(loader)" in str(caught.value)) == released
-    assert (posterior._rows is None) == released  # nothing that is half built is held
+    assert (posterior._prepared is None) == released  # nothing that is half built is held
     model.failing_at(0)
     assert posterior.report == report
     assert torch.equal(posterior.predict(x).samples, before)

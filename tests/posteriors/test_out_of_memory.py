@@ -19,9 +19,9 @@ from torch import nn
 
 import nullbayes as nb
 from drawing import randn
-from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
+from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.memory import is_out_of_memory
 from nullbayes.posteriors import checkpoint
 from nullbayes.posteriors.checkpoint import Checkpoint
@@ -177,7 +177,7 @@ def linearize(model: nn.Module) -> Any:
 
 def form_plainly(model: nn.Module) -> Any:
     network = Network(model)
-    rows = LayerRows(network, lambda flat, x, y: network(flat, x), *DATA[0])
+    rows = RowBuilder(network, lambda flat, x, y: network(flat, x), *DATA[0])
     return rows.plain(*DATA[0], ((0, network.n_parameters),))
 
 

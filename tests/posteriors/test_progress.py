@@ -10,8 +10,7 @@ import torch
 
 import nullbayes as nb
 from models import CLASSIFICATION, MLP
-from nullbayes.posteriors.progress import Progress, duration, sweeps_left
-from nullbayes.posteriors.resources import Meter
+from nullbayes.posteriors.progress import Meter, Progress, duration, sweeps_left
 
 
 class Terminal(io.StringIO):
@@ -94,4 +93,4 @@ def test_fit_shows_every_phase_and_leaves_nothing_behind(monkeypatch: pytest.Mon
     shown = len(file.getvalue())
     posterior.extend(2)
     assert "measuring" in file.getvalue()[shown:]
-    assert pickle.loads(pickle.dumps(posterior._meter)).seconds == posterior._meter.seconds
+    assert pickle.loads(pickle.dumps(posterior)).report == posterior.report

@@ -17,8 +17,8 @@ from drawing import randn
 from models import CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
 from nullbayes.errors import CollapseWarning, UnderfitWarning
 from nullbayes.likelihoods import Classification, Regression
+from nullbayes.posteriors import fitting
 from nullbayes.posteriors import promise as rule
-from nullbayes.posteriors import trial
 from nullbayes.posteriors.promise import NATS, Answers, least_precision
 from posteriors.fitting import each_kind, each_task, seeded
 from trained import N, draw, trained
@@ -62,14 +62,14 @@ def test_the_closed_form_breaks_the_promise_that_the_default_keeps(kind: type) -
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 @each_kind
 def test_a_rule_that_ignores_the_training_data_would_be_noticed(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rule, trial):
+    for module in (rule, fitting):
         monkeypatch.setattr(module, "least_precision", lambda found: (0.0, "nothing"))
     assert worse(fit(kind, MULTILABEL), MULTILABEL, 500, seed=7) > 0.01
 
 
 def test_examples_in_the_rows_alone_would_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """A projected posterior does not move there, whatever the precision is."""
-    monkeypatch.setattr(trial, "least_precision", lambda found: (0.0, "nothing"))
+    monkeypatch.setattr(fitting, "least_precision", lambda found: (0.0, "nothing"))
     posterior = fit(nb.ProjectedPosterior, MULTILABEL)
     assert worse(posterior, MULTILABEL) < NATS
     assert worse(posterior, MULTILABEL, 500, seed=7) > 0.01
@@ -266,9 +266,9 @@ def test_a_variance_that_the_promise_leaves_invisible_is_said_aloud() -> None:
 
 
 def test_a_promise_that_is_broken_is_said_aloud(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rule, trial):
+    for module in (rule, fitting):
         monkeypatch.setattr(module, "least_precision", lambda found: (1e-6, "nll"))
-    monkeypatch.setattr(nb.posteriors.scale.priors, "closed_form", lambda *_: 1e-6)
+    monkeypatch.setattr(nb.posteriors.measured.priors, "closed_form", lambda *_: 1e-6)
     with pytest.warns(UnderfitWarning, match="does not keep its promise"):
         fit(nb.LossProjectedPosterior, CLASSIFICATION, 10)
 

@@ -169,10 +169,10 @@ def test_ctrl_c_stores_the_last_sweep_however_short_ago_the_one_before_was(tmp_p
 def test_a_plan_is_kept_whatever_memory_is_free_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"projector": "auto", "tolerance": 1e-3}
     monkeypatch.setattr("nullbayes.projectors.auto._DIRECT", 0)
-    monkeypatch.setattr("nullbayes.posteriors.resources.free_memory", lambda device: 200_000)
+    monkeypatch.setattr("nullbayes.posteriors.arguments.free_memory", lambda device: 200_000)
     whole = fit(**settings, generator=seeded())
     interrupted(tmp_path / "fit", 2, **settings)
-    monkeypatch.setattr("nullbayes.posteriors.resources.free_memory", lambda device: 2**32)
+    monkeypatch.setattr("nullbayes.posteriors.arguments.free_memory", lambda device: 2**32)
     resumed = fit(**settings, checkpoint=tmp_path / "fit")
     assert fit(**settings, generator=seeded()).report.reason != whole.report.reason
     assert torch.equal(resumed.directions, whole.directions)

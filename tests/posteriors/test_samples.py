@@ -183,9 +183,10 @@ def test_what_was_built_on_the_training_data_is_let_go(projector: Any) -> None:
     for let_go in (lambda p: p.release(), lambda p: p.fit(Loader(), 3, projector=projector, progress=False)):
         posterior = fit(nb.ProjectedPosterior, projector=projector)
         posterior.functional_variance(X_NEW, exact=True)
-        built = posterior._rows, posterior._state, posterior._exact, posterior._jacobian, posterior._jacobian.examples
+        made = posterior._prepared
+        built = made, made.rows, made.state, posterior._exact, made.jacobian, made.jacobian.examples
         refs = [weakref.ref(part) for part in built]
-        del built
+        del built, made
         let_go(posterior)
         gc.collect()
         held.extend(ref() is not None for ref in refs)
@@ -211,7 +212,7 @@ def test_a_fit_that_is_interrupted_while_it_measures_leaves_all_or_nothing(
 
     posterior, fresh = fit(kind), kind(MLP.build())
     before, alpha, report = posterior.directions, posterior.prior_precision, posterior.report
-    monkeypatch.setattr("nullbayes.posteriors.kernel.train_std", interrupted)
+    monkeypatch.setattr("nullbayes.posteriors.measure.train_std", interrupted)
     with pytest.raises(KeyboardInterrupt):
         posterior.extend(3, progress=False)
     assert torch.equal(posterior.directions, before)

@@ -142,6 +142,6 @@ def test_exact_variances_of_a_fit_that_did_not_converge_stop_where_it_stopped() 
 def test_exact_variances_do_not_depend_on_how_many_rows_fit_in_memory() -> None:
     posterior = fit(nb.ProjectedPosterior, n_samples=2)
     whole = posterior.functional_variance(X_NEW, exact=True)
-    posterior._jacobian.working_bytes, posterior._exact = 1, None
+    posterior._prepared.jacobian.working_bytes, posterior._exact = 1, None
     torch.testing.assert_close(posterior.functional_variance(X_NEW, exact=True), whole)
     assert posterior._exact.at_once == 2

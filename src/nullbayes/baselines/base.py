@@ -1,91 +1,80 @@
-"""What every baseline shares: one way to fit, a prior precision that is a number, a report, a file."""
+"""A posterior class around one :class:`Method <nullbayes.baselines.method.Method>`."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Never, Self
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Never, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from nullbayes import priors
-from nullbayes.baselines.report import BaselineReport
-from nullbayes.errors import FileError, LikelihoodError, NotFittedError, NullBayesWarning, SettingsError
-from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
-from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.jacobians import OutputJacobian
+from nullbayes.baselines.fitting import Fitted, Learn, draw, run_fit
+from nullbayes.baselines.method import BaselineReport, FitOptions, LikelihoodLike, Method, Question, rows_at
+from nullbayes.baselines.tuning import best_by_evidence, best_by_likelihood, check_how, check_prior
+from nullbayes.errors import FileError, NotFittedError, SettingsError
+from nullbayes.jacobian.batches import BatchFn, is_array
 from nullbayes.jacobian.network import OutputFn, Selection
-from nullbayes.jacobian.products import output_rows
-from nullbayes.likelihoods import Likelihood, LossFn
-from nullbayes.linalg.rows import Rows
-from nullbayes.posteriors import noise
-from nullbayes.posteriors.arguments import data_and_count
+from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors.base import SamplePosterior
-from nullbayes.posteriors.numbers import positive
-from nullbayes.posteriors.progress import Progress
-from nullbayes.posteriors.resources import Meter, memory_limit_bytes
-from nullbayes.posteriors.scale import best_of_grid, check_method
+from nullbayes.posteriors.header import Fields, count
+from nullbayes.posteriors.measured import REPORT
 from nullbayes.precision import full_precision
-from nullbayes.predictive import default_link, nll, stream
-
-_ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of new inputs, at a time
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a method is given to fit from."""
-
-    rows: OutputJacobian
-    n_samples: int
-    available: int  # bytes
-    meter: Meter
-
-    @property
-    def examples(self) -> Examples:
-        """The training data."""
-        return self.rows.examples
-
-    def held(self, allowed: int) -> Rows:
-        """Return the rows, held in memory if they take no more than so many bytes: for methods that read them often."""
-        return self.rows.stored("device") if self.rows.costs().held_bytes <= allowed else self.rows
+from nullbayes.predictive import Mask, Prediction, default_link, joined, stream
 
 
 class Baseline(SamplePosterior):
-    """A method to compare with; abstract: a subclass says what it learns from the data.
+    """A method to compare with; abstract: a subclass sets ``_method``, which says how it approximates.
 
     Parameters
     ----------
-    model, likelihood, parameters, batch_fn, output_fn
-        See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`.
+    model : nn.Module
+        The trained network; it is never changed.
+    likelihood : str, Likelihood or callable
+        "classification", "binary", "multilabel", "regression", or a per-example loss.
+    parameters : None, str, iterable of str, or callable
+        Which parameters vary: names, globs, or a predicate (name, parameter).
     prior_precision : float
-        The precision of the Gaussian prior; see ``optimize_prior_precision``.
+        The precision of the Gaussian prior; see :meth:`optimize_prior_precision`.
+    batch_fn : callable, optional
+        Turns a batch of the loader into ``(inputs, targets)``.
+    output_fn : callable, optional
+        Takes the outputs out of what the model returns; by default its only tensor, or that called "logits".
     """
 
-    _hessian = True  # whether the rows are scaled by the likelihood's Hessian
-    _has_prior = True
-    _least_samples = 2
-    _report: dict[str, Any] | None = None
-    _seed = 0
+    _header_fields: ClassVar[Fields] = {"seed": count, "settings": lambda value: isinstance(value, dict)}
+    _report_fields: ClassVar[Fields] = {
+        name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
+    }
+
+    @property
+    @abstractmethod
+    def _method(self) -> Method[Any]:
+        """How the baseline approximates; a class attribute of each subclass."""
 
     def __init__(
         self,
         model: nn.Module,
-        likelihood: str | Likelihood | LossFn = "classification",
+        likelihood: LikelihoodLike = "classification",
         *,
         parameters: Selection = None,
         prior_precision: float = 1.0,
         batch_fn: BatchFn | None = None,
         output_fn: OutputFn | None = None,
     ) -> None:
-        self._check_prior(prior_precision)
         super().__init__(
-            model, likelihood, parameters=parameters, prior_precision=prior_precision, batch_fn=batch_fn,
+            model,
+            likelihood,
+            parameters=parameters,
+            prior_precision=check_prior(type(self).__name__, prior_precision, has_prior=self._method.has_prior),
+            batch_fn=batch_fn,
             output_fn=output_fn,
-        )  # fmt: skip
+        )
+        self._link = default_link(self._method.pred_type)
+        self._parameters_chosen = parameters is not None
+        self._fitted: Fitted | None = None
 
     # --- fitting ------------------------------------------------------------------------------------------------------
 
@@ -104,123 +93,228 @@ class Baseline(SamplePosterior):
         Parameters
         ----------
         loader : iterable of batches, or all inputs
-            The training data, unshuffled and without augmentation: ``fit(loader)``; of a loader that was made for
-            training, :func:`nb.evaluation_loader <nullbayes.evaluation_loader>` makes one. Or the inputs, as a tensor
-            or an array: ``fit(x, y)``.
+            The training data, unshuffled and without augmentation: ``fit(loader)``.
+            :func:`nb.evaluation_loader <nullbayes.evaluation_loader>` makes such a loader from one that was made for
+            training. Or the inputs, as a tensor or an array: ``fit(x, y)``.
         targets : Tensor or array, optional
             The targets of those inputs. A number in their place is ``n_samples``: ``fit(loader, 50)``.
         n_samples : int
-            How many samples predictions are made of.
+            The number of samples for predictions.
         generator : torch.Generator, optional
             The same seed gives the same samples, on any device.
         memory_limit : int or str, optional
-            Bytes, or a string such as "8GB", to be used beside the model and the data; default 60 % of what is free,
-            85 % on a GPU.
+            How much memory to use beside the model and the data: bytes, or a string such as "8GB". By default 60 % of
+            what is free, 85 % on a GPU.
         progress : bool
-            Show a bar, on a terminal.
-        """
-        return self._fit(
-            *data_and_count(loader, targets, n_samples), generator, memory_limit, self._learn, progress=progress
-        )
+            Show a progress bar, on a terminal.
 
-    def _fit(
-        self,
-        loader: Iterable[Any],
-        n_samples: int,
-        generator: torch.Generator | None,
-        memory_limit: int | str | None,
-        learn: Callable[[Work], tuple[int | None, str]],
-        *,
-        progress: bool,
-    ) -> Self:
-        if n_samples < self._least_samples:
-            msg = f"n_samples must be at least {self._least_samples} for {type(self).__name__}, not {n_samples}."
-            raise SettingsError(msg)
+        Returns
+        -------
+        Baseline
+            The posterior itself. A fit that fails leaves it without samples.
+        """
+        options: FitOptions = {"generator": generator, "memory_limit": memory_limit, "progress": progress}
+        return self._fit(self._method.fit, loader, targets, n_samples, **options)
+
+    def _fit(self, learn: Learn, loader: Any, targets: Any, n_samples: int, **options: Unpack[FitOptions]) -> Self:
         self._network.check_unchanged()
-        self._forget()
-        device = self._network.device
-        available = memory_limit_bytes(memory_limit, device)
-        with Progress(show=progress) as bar:
-            meter = Meter(device, bar.phase)
-            with meter.phase("data"), full_precision():
-                rows = self._open_rows(Examples(loader, self._batch_fn, device, dtype=self._network.dtype))
-            rows.working_bytes = min(rows.working_bytes, available // 8)
-            self._likelihood, self._seed = rows.likelihood, noise.draw_seed(generator)
-            try:
-                rank, reason = learn(Work(rows, n_samples, available, meter))
-            except BaseException:
-                self._forget()  # half a fit is none
-                raise
-        self._report = {
-            "reason": reason, "n_data": len(rows.examples), "rank": rank,
-            "seconds": dict(meter.seconds), "peak_memory": meter.peak(),
-        }  # fmt: skip
+        self._likelihood, self._directions, self._fitted = self._asked, None, None  # a fit that fails leaves nothing
+        data, choose = (loader, targets, n_samples), not self._parameters_chosen
+        fitted, rows, directions = run_fit(self, self._method, learn, data, choose_parameters=choose, **options)
+        self._network, self._likelihood = rows.network, rows.likelihood
+        self._directions, self._fitted = directions, fitted
         return self
 
-    @abstractmethod
-    def _learn(self, work: Work) -> tuple[int | None, str]:
-        """Learn what the method needs; return its rank and, in a few words, its form."""
-
-    def _forget(self) -> None:
-        """Drop what an earlier fit has left."""
-        self._likelihood = self._asked
-        self._directions, self._report = None, None
-
-    def _open_rows(self, examples: Examples) -> OutputJacobian:
-        if self._hessian and self._likelihood.name == "custom":
-            msg = (
-                f"{type(self).__name__} needs the Hessian of the loss in the outputs, which is not known for a loss of "
-                "your own: use a likelihood by name, or nb.LossProjectedPosterior, which needs gradients only."
-            )
-            raise LikelihoodError(msg)
-        return OutputJacobian(self._network, examples, self._likelihood, hessian=self._hessian)
+    def _need_fit(self) -> Fitted:
+        if self._fitted is None:
+            msg = f"{type(self).__name__} has not learned anything yet: call fit(loader) first."
+            raise NotFittedError(msg)
+        return self._fitted
 
     @property
     def report(self) -> BaselineReport:
-        """What the fit took."""
-        if self._report is None:
-            msg = f"{type(self).__name__} has no report yet: call fit(loader) first."
-            raise NotFittedError(msg)
+        """What the fit measured."""
         return BaselineReport(
-            method=type(self).__name__, n_parameters=self._network.n_parameters, n_samples=self.n_samples,
-            prior_precision=self.prior_precision if self._has_prior else None, **self._report,
-        )  # fmt: skip
+            method=type(self).__name__,
+            n_parameters=self._network.n_parameters,
+            n_samples=self.n_samples,
+            prior_precision=self.prior_precision if self._method.has_prior else None,
+            **self._need_fit().measured,
+        )
 
-    def _row_pieces(self, x: Any) -> Iterator[tuple[Any, Tensor]]:  # rows (n, O, P)
-        """Iterate over inputs with the rows of their outputs, few enough at a time to be held."""
+    @property
+    def curvature(self) -> Curvature:
+        """The curvature in the form of the method; its ``log_determinant`` and ``variance`` take the precision."""
+        state = self._state()
+        if not isinstance(state, Curvature):
+            msg = f"{type(self).__name__} has no curvature."
+            raise SettingsError(msg)
+        return state
+
+    def _state(self) -> Any:
+        """Return what the method has learned, for a method that can draw new samples from it."""
+        state = self._need_fit().state
+        if state is None and self._method.has_prior:
+            msg = (
+                "No file or copy holds this curvature, which was too large or had rows of its own: it predicts at the "
+                f"prior precision {self.prior_precision:g} that it was made with. Fit a new one for another."
+            )
+            raise NotFittedError(msg)
+        return state
+
+    # --- predictions --------------------------------------------------------------------------------------------------
+
+    def _question(self, x: Any, directions: Tensor | None = None, alpha: float | None = None, **asked: Any) -> Question:
+        """Return a question about inputs; about all samples at the precision in use, unless others are given."""
+        directions = self.directions if directions is None else directions
+        asked["pred_type"] = asked.get("pred_type") or self._method.pred_type
+        own = self._network, self._likelihood, self._batch_fn
+        return Question(x, *own, directions, alpha or self.prior_precision, **asked)
+
+    def _need_samples(self) -> None:
+        """Refuse predictions of a method that is only a score."""
+        self._need_fit()
+        if self.n_samples == 0:
+            msg = (
+                f"{type(self).__name__} is a score and makes no predictions: for samples in the same space use "
+                "nb.ProjectedPosterior with projector=nb.projectors.Lanczos(rank=...)."
+            )
+            raise SettingsError(msg)
+
+    @full_precision()
+    def predict(
+        self,
+        x: Any,
+        *,
+        pred_type: str | None = None,
+        n_samples: int | None = None,
+        link_approx: str | None = None,
+        mask: Mask = None,
+    ) -> Prediction:
+        """Predict for inputs, or for a loader of them; see :meth:`SamplePosterior.predict`.
+
+        The default of ``pred_type`` is "linearized", and "sampled" for methods whose samples are networks themselves.
+        Methods that are only a score refuse.
+        """
         self._network.check_unchanged()
-        most = _ROW_BYTES.get(self._network.device.type, 2**26)
-        for piece in stream(x, self._network, self._batch_fn, 1):
-            width = math.prod(self._network.output_shape(piece))
-            step = max(1, most // (width * self._network.n_parameters * self._network.dtype.itemsize))
-            for start in range(0, n_examples(piece), step):
-                part = take_examples(piece, start, start + step)
-                yield part, output_rows(self._network, part).flatten(1, -2)
+        self._need_samples()
+        if n_samples == 1 and self._fewest > 1:
+            msg = "n_samples must be at least 2 to speak of a variance, not 1; sample(1) gives the parameters of one."
+            raise SettingsError(msg)
+        question = self._question(x, self._first(n_samples), pred_type=pred_type, link=link_approx, mask=mask)
+        return self._method.predict(self._need_fit().state, question)
+
+    __call__ = predict
+
+    def ood_score(
+        self,
+        x: Any,
+        kind: str | None = None,
+        *,
+        per: str = "input",
+        mask: Mask = None,
+        pred_type: str | None = None,
+    ) -> Tensor:  # (N,) or (N, ...)
+        """Return a score per input, which is higher for inputs unlike the training data.
+
+        ``kind`` is one of the scores of the method, by default its own where it has one: see the class. The rest is
+        as for :meth:`SamplePosterior.ood_score`.
+        """
+        kinds = self._method.scores
+        kind = kinds[0] if kind is None else kind
+        if kind not in kinds:
+            msg = f"kind must be one of {', '.join(kinds)} for {type(self).__name__}, not {kind!r}."
+            raise SettingsError(msg)
+        if kind == self._method.row_score:
+            return self._row_scores(x, per, mask)
+        whole = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
+        pieces = [x] if whole else stream(x, self._network, self._batch_fn, self.n_samples)
+        scores = []
+        for piece in pieces:
+            prediction = self.predict(piece, pred_type=pred_type, mask=mask)
+            own = self._method.score(prediction, self._likelihood, kind, per)
+            scores.append(self._scored(prediction, kind, per, mask) if own is None else own)
+        return torch.cat(scores)
+
+    @full_precision()
+    def _row_scores(self, x: Any, per: str, mask: Mask) -> Tensor:  # (N,)
+        method, state = self._method, self._state()
+        if per != "input" or not (mask is None or (isinstance(mask, str) and mask == "all")):
+            msg = f'The score "{method.row_score}" is of whole inputs: it takes no mask, and per="input" only.'
+            raise SettingsError(msg)
+        self._network.check_unchanged()
+        return torch.cat([method.score_rows(state, rows, part) for part, rows in rows_at(self._question(x))])
+
+    @full_precision()
+    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)
+        r"""Return the variance of the linearized outputs.
+
+        Parameters
+        ----------
+        x : as for :meth:`predict`
+            The inputs.
+        exact : bool
+            Return :math:`J(x) (C + \alpha I)^{-1} J(x)^\top` itself, without Monte Carlo error. Only Laplace
+            approximations can.
+
+        Returns
+        -------
+        Tensor (N, ...)
+            One variance per output.
+        """
+        if not exact:
+            return self.predict(x).variance
+        if not self._method.is_laplace:
+            msg = f"{type(self).__name__} has no exact functional variance: use exact=False."
+            raise SettingsError(msg)
+        curvature, alpha = self.curvature, self.prior_precision
+        self._network.check_unchanged()
+        parts = [
+            curvature.variance(rows.flatten(0, 1), alpha).view(-1, *self._network.output_shape(part.x))
+            for part, rows in rows_at(self._question(x))
+        ]
+        return torch.cat(parts)
+
+    def sample(self, n: int | None = None) -> dict[str, Tensor]:
+        """Return the parameters of the first ``n`` samples by name, stacked: (n, *shape) each."""
+        self._need_samples()
+        return self._network.unflatten(self._network.theta + self._deviations(n, least=1))
+
+    def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
+        flat = self._network.theta + self.directions[i] / self.prior_precision**0.5
+        return self._method.sampled(self._need_fit().state, self._network, i, flat)
+
+    def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
+        self._need_samples()
+        outputs, changes, targets = [], [], []
+        for x, y in self._pieces(loader):
+            own = self._network.outputs(x)
+            self._likelihood.check(own, y)
+            change = self.predict(x).samples - own
+            outputs.append(own)
+            changes.append(change.expand(max(2, len(change)), *own.shape))  # the least that has a variance
+            targets.append(y)
+        return joined(outputs), torch.cat(changes, dim=1) * math.sqrt(self.prior_precision), torch.cat(targets)
 
     # --- prior precision ----------------------------------------------------------------------------------------------
 
     @property
     def prior_precision(self) -> float:
-        r"""The prior precision :math:`\alpha` in use; a number, which may be set."""
+        r"""The prior precision :math:`\alpha` in use, a positive number. Setting it draws the samples anew."""
         return float(self._precision_rule)
 
     @prior_precision.setter
     def prior_precision(self, value: str | float) -> None:
-        self._precision_rule = self._check_prior(value)
+        alpha = check_prior(type(self).__name__, value, has_prior=self._method.has_prior)
+        if self._fitted is not None and alpha != self.prior_precision:
+            self._directions = self._drawn(alpha)
+        self._precision_rule = alpha
 
-    def _check_prior(self, value: str | float) -> float:
-        number = None if isinstance(value, str) else positive(value)
-        if number is None:
-            msg = (
-                f"prior_precision of {type(self).__name__} must be a positive number, not {value!r}: "
-                "optimize_prior_precision(loader) chooses one after the fit."
-            )
-            raise SettingsError(msg)
-        if not self._has_prior and number != 1.0:
-            msg = f"{type(self).__name__} has no prior: leave prior_precision out."
-            raise SettingsError(msg)
-        return number
+    def _drawn(self, alpha: float) -> Tensor:  # (S, P)
+        """Return the directions of the same samples at another precision."""
+        return draw(self._method, self._state(), self._network, self._need_fit().seed, self.n_samples, alpha)
 
+    @full_precision()
     def optimize_prior_precision(
         self, loader: Any = None, method: str = "nll", *, pred_type: str = "linearized"
     ) -> float:
@@ -232,78 +326,66 @@ class Baseline(SamplePosterior):
             Held-out data for "nll" and "grid"; "marglik" needs none.
         method : "nll", "grid" or "marglik"
             The best log-likelihood of the mean prediction, among all numbers or among the paper's 0.1, 1, 5, 10, 50 and
-            100; or the best marginal likelihood, of the curvature as it was approximated.
+            100; or the best marginal likelihood, with the curvature as it was approximated.
         pred_type : "linearized" or "sampled"
-            The predictions to judge by.
+            The kind of predictions for "nll" and "grid".
+
+        Returns
+        -------
+        float
+            The precision, which is now in use. If the search fails, the old one stays.
         """
-        _ = self.directions  # says what to do before fit
-        if not self._has_prior:
-            msg = f"{type(self).__name__} has no prior, so there is no precision to choose."
-            raise SettingsError(msg)
-        before = self.prior_precision
-        try:
-            best = self._chosen(check_method(loader, method), loader, pred_type)
-        except BaseException:
-            self.prior_precision = before
-            raise
+        state = self._need_fit().state
+
+        def predictor(alpha: float) -> Callable[[Any], Prediction]:
+            directions = self._drawn(alpha)
+            return lambda x: self._method.predict(state, self._question(x, directions, alpha, pred_type=pred_type))
+
+        how = check_how(type(self).__name__, self._method, loader, method)
+        if how == "marglik":
+            best = best_by_evidence(self.curvature, self._theta_squared())
+        else:
+            best = best_by_likelihood(how, self._pieces(loader), self._likelihood, predictor, pred_type)
         self.prior_precision = best
         return best
 
-    def _chosen(self, method: str, loader: Any, pred_type: str) -> float:
-        if method == "closed_form":
-            msg = f'{type(self).__name__} has no closed form of the best precision: use "nll", "grid" or "marglik".'
-            raise SettingsError(msg)
-        if method == "marglik":
-            return self._maximize_evidence()
-        objective = self._held_out(loader, pred_type)
-        if method == "grid":
-            return best_of_grid(objective)
-        return priors.maximize(objective, 1.0, "held-out likelihood")  # not from where an earlier one ended
-
     def tune(self, loader: Any, targets: Any = None) -> Never:
         """Refuse: samples of a baseline do not scale with its precision."""
-        how = "optimize_prior_precision(loader) chooses its precision, and " if self._has_prior else ""
+        how = "optimize_prior_precision(loader) chooses its precision, and " if self._method.has_prior else ""
         msg = f"{type(self).__name__} has no tune: {how}posterior.temperature may be set."
         raise SettingsError(msg)
 
-    def _held_out(self, loader: Iterable[Any], pred_type: str) -> Callable[[float], float]:
-        """Return the log-likelihood of the mean prediction as a function of the precision."""
-        chunks = list(self._pieces(loader))
-        link = self._link if self._link == "mc" else default_link(pred_type)
+    # --- files and copies ---------------------------------------------------------------------------------------------
 
-        def objective(alpha: float) -> float:
-            self.prior_precision, total, n_targets = alpha, 0.0, 0
-            for x, y in chunks:
-                with warnings.catch_warnings():
-                    warnings.filterwarnings("ignore", "Some predictions", NullBayesWarning)  # the search goes around it
-                    found = self.predict(x, pred_type=pred_type)
-                self._likelihood.check(found.mean, y)
-                here = self._likelihood.n_targets(found.mean, y)
-                total -= here * nll(self._likelihood, found.mean, found.samples - found.mean, y, link)
-                n_targets += here
-            return total / max(1, n_targets)
-
-        return objective
-
-    def _maximize_evidence(self) -> float:
-        msg = f'{type(self).__name__} has no marginal likelihood: use method="grid" or "nll" with held-out data.'
-        raise SettingsError(msg)
-
-    # --- files --------------------------------------------------------------------------------------------------------
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what the method cannot take along, as a file does."""
+        fitted = self._fitted
+        if fitted is not None and fitted.state is not None:
+            fitted = dataclasses.replace(fitted, state=self._method.copied(fitted.state))
+        return {**vars(self), "_fitted": fitted}
 
     def _header(self) -> dict[str, Any]:
-        return {"report": self._report, "seed": self._seed}
+        fitted = self._need_fit()
+        return {"report": dict(fitted.measured), "seed": fitted.seed, "settings": dataclasses.asdict(self._method)}
+
+    def _tensors(self) -> dict[str, Tensor]:
+        state = self._need_fit().state
+        return {} if state is None else self._method.tensors(state)
 
     def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        self._report, self._seed = dict(header["report"]), header["seed"]
+        network, seed = self._network, header["seed"]
         try:
-            self._take_up({name: tensor.to(self._network.device) for name, tensor in tensors.items()})
+            method = dataclasses.replace(self._method, **header["settings"])
+            if dataclasses.asdict(method) != header["settings"]:
+                msg = f"other settings, {header['settings']}"
+                raise ValueError(msg)
+            here = {name: tensor.to(network.device) for name, tensor in tensors.items()}
+            state = method.restored(here, network, seed)
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             msg = (
                 f"The file's tensors are not those of a {type(self).__name__} of this model: it was altered, "
                 f"fit and save again ({type(error).__name__}: {error})."
             )
             raise FileError(msg) from error
-
-    def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take up the tensors that a method added to the file."""
+        self._method = method  # type: ignore[misc]  # subclasses have an attribute, no property
+        self._fitted = Fitted(state, seed, dict(header["report"]))

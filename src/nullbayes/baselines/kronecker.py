@@ -1,7 +1,7 @@
 r"""Kronecker-factored Laplace: the Gauss-Newton matrix of each layer as :math:`B \otimes A`.
 
-:math:`A` holds the correlations between the inputs of a layer, :math:`B` those between the gradients of its outputs
-(Martens and Grosse 2015; Ritter, Botev and Barber 2018); weight and bias are blocks of their own. The factors come from
+:math:`A` holds the correlations between the inputs of a layer, and :math:`B` those between the gradients of its outputs
+(Martens and Grosse 2015; Ritter, Botev and Barber 2018). Weight and bias are separate blocks. The factors come from
 ``curvlinops``, an optional dependency.
 """
 
@@ -9,45 +9,48 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nullbayes.baselines.base import Work
+from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.laplace import Laplace
+from nullbayes.baselines.method import Context
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
-from nullbayes.linalg.curvature import Curvature, Kronecker
-from nullbayes.linalg.curvature.kronecker import Factor, decomposed
+from nullbayes.linalg.curvature import Curvature, Factor, Kronecker, decomposed
 
 _BATCH = 256
 
 
-class KroneckerLaplace(Laplace):
-    """Correlations within each layer, in factors; linear and two-dimensional convolution layers only.
+@dataclass(frozen=True)
+class _Kronecker(Laplace):
+    form = Kronecker
 
-    Parameters
-    ----------
-    model, likelihood, parameters, prior_precision, batch_fn, output_fn
-        See :class:`Baseline <nullbayes.baselines.base.Baseline>`; ``parameters`` leaves out layers of other kinds.
+    def approximate(self, context: Context) -> Curvature:
+        with torch.inference_mode(False):  # tensors of inference mode have no gradients
+            return Kronecker(list(_factors(context.rows)))
+
+
+class KroneckerLaplace(Baseline):
+    """Laplace approximation with Kronecker factors of each layer, for linear and two-dimensional convolution layers.
+
+    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`. Leave out layers of other kinds by
+    ``parameters``.
     """
 
-    def _approximate(self, work: Work) -> Curvature:
-        with torch.inference_mode(False):  # whose tensors know no gradients
-            return Kronecker(list(_factors(work.rows)))
-
-    def _rebuilt(self, tensors: Mapping[str, Tensor]) -> Curvature:
-        return Kronecker.of(tensors)
+    _method = _Kronecker()
 
 
 class _Scaled(nn.Module):
-    """The function whose rows are differentiated, as a module of pairs of inputs and targets.
+    """The function whose rows are differentiated, as a module that takes pairs of inputs and targets.
 
-    Its outputs are already scaled by a root of the likelihood's Hessian, so that the plain sum of squares, whose own
-    Hessian is two, stands for every likelihood.
+    Its outputs are already scaled by a root of the likelihood's Hessian. So the sum of squares, whose Hessian is two,
+    can stand for every likelihood.
     """
 
     def __init__(self, rows: OutputJacobian, leaves: list[Tensor]) -> None:
@@ -60,7 +63,7 @@ class _Scaled(nn.Module):
 
 
 class _Batches:
-    """The data in batches, with zeros for the sum of squares, whose Hessian does not depend on them."""
+    """The data in batches, with zeros as targets: the Hessian of the sum of squares does not depend on them."""
 
     def __init__(self, examples: Examples, width: int) -> None:
         self._examples, self._width = examples, width
@@ -72,23 +75,29 @@ class _Batches:
 
 
 def _factors(rows: OutputJacobian) -> Iterator[Factor]:
-    """Compute the factors of every layer, and iterate over the eigenpairs of weights and biases."""
+    """Compute the factors of every layer, and iterate over their eigenpairs, for weights and biases."""
     operator = _curvlinops()
     network = copy.copy(rows.network)
     shared = {id(t): _plain(t) for t in (*network.module.parameters(), *network.module.buffers())}
-    network.module = copy.deepcopy(network.module, shared)  # for its hooks
+    network.module = copy.deepcopy(network.module, shared)  # a copy, because hooks are set on it
     rows = OutputJacobian(network, rows.examples, rows.likelihood, hessian=True)
     named = dict(network.module.named_parameters())
     leaves = [named[name].detach().requires_grad_() for name in network.names]
     model = _Scaled(rows, leaves)
     mapping = _layers(operator, leaves, model)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a dependency deprecates is no news for the user
+        warnings.simplefilter("ignore")  # deprecations inside a dependency do not concern the user
         kfac = operator(
-            model, nn.MSELoss(reduction="sum"), leaves, _Batches(rows.examples, rows.rows_per_example),
-            fisher_type="type-2", check_deterministic=False, num_per_example_loss_terms=1, num_data=len(rows.examples),
+            model,
+            nn.MSELoss(reduction="sum"),
+            leaves,
+            _Batches(rows.examples, rows.rows_per_example),
+            fisher_type="type-2",
+            check_deterministic=False,
+            num_per_example_loss_terms=1,
+            num_data=len(rows.examples),
             batch_size_fn=lambda pair: len(pair[1]),
-        )  # fmt: skip
+        )
         try:
             with torch.enable_grad():
                 kfac.compute_kronecker_factors()
@@ -106,14 +115,14 @@ def _factors(rows: OutputJacobian) -> Iterator[Factor]:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Return a tensor that may have gradients: itself, or a copy where it was made in inference mode."""
+    """Return a tensor that can have gradients: itself, or a copy if it was made in inference mode."""
     if not tensor.is_inference():
         return tensor
     return nn.Parameter(tensor.clone()) if isinstance(tensor, nn.Parameter) else tensor.clone()
 
 
 def _layers(operator: Any, leaves: list[Tensor], model: nn.Module) -> dict[str, dict[str, int]]:
-    """Return which parameters each layer has, or refuse what has no factors."""
+    """Return which parameters each layer has; refuse layers that have no factors."""
     try:
         mapping: dict[str, dict[str, int]] = operator.compute_parameter_mapping(leaves, model)
     except NotImplementedError as error:
@@ -136,7 +145,7 @@ def _layers(operator: Any, leaves: list[Tensor], model: nn.Module) -> dict[str, 
 def _curvlinops() -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what it imports warns about itself
+            warnings.simplefilter("ignore")  # about its own dependencies
             from curvlinops import KFACLinearOperator
     except ImportError as error:
         msg = f"KroneckerLaplace needs curvlinops ({error}): pip install 'nullbayes[kronecker]'."

@@ -1,127 +1,210 @@
-r"""The machine behind every Laplace approximation: a curvature, noise, and a prior precision.
+r"""Laplace approximations: a curvature, noise and a prior precision.
 
 Samples are :math:`\theta + \delta` with :math:`\delta \sim \mathcal N(0, (C + \alpha I)^{-1})`. The noise follows from
-the seed and the curvature holds for all :math:`\alpha`, so a new precision costs no new fit. Which curvature is the
-only difference between the methods.
+the seed, and the curvature :math:`C` holds for all :math:`\alpha`, so a new precision needs no new fit. The methods
+differ only in their curvature, a form of the Gauss-Newton matrix :math:`A^\top A` of the training data.
 """
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Unpack
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nullbayes import priors
-from nullbayes.baselines.base import Baseline, Work
-from nullbayes.errors import NotFittedError
+from nullbayes.baselines.base import Baseline
+from nullbayes.baselines.method import Context, Learned, LikelihoodLike, Method, Options, check_counts
+from nullbayes.errors import ModelError, SettingsError
+from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows
-from nullbayes.linalg.curvature import Curvature
-from nullbayes.posteriors import noise
+from nullbayes.limits import normal_bytes
+from nullbayes.linalg.curvature import (
+    Curvature,
+    Diagonal,
+    Dual,
+    LowRank,
+    MatrixFree,
+    Primal,
+    column_squares,
+    lanczos_pairs,
+)
+from nullbayes.linalg.normal import normal_matrix
+from nullbayes.posteriors.arguments import normal
 from nullbayes.precision import full_precision
 
 _PREFIX = "curvature."
+_FACTORED = {"cpu": 8_000, "cuda": 60_000}  # columns or rows whose matrix is factored within minutes
+_SMALL = 2048  # columns whose matrix is taken even where rows are fewer: it needs no rows later, and fits in a file
+_PRECONDITIONED = 200  # eigenpairs
+_REASONS: Mapping[type[Curvature], str] = {
+    Primal: "all parameters, factored",
+    Dual: "all rows, factored",
+    MatrixFree: "conjugate gradients",
+}
 
 
-class Laplace(Baseline):
-    """Samples from a Gaussian with a curvature for its precision; abstract: a subclass says which."""
+class Laplace(Method[Curvature]):
+    """Samples from a Gaussian whose precision is a curvature plus that of the prior; abstract."""
 
-    _curvature: Curvature | None = None
-    _drawn_at: float | None = None  # the precision that the directions at hand belong to
+    is_laplace = True
+    form: ClassVar[type[Curvature]]  # that a file may hold
 
     @abstractmethod
-    def _approximate(self, work: Work) -> Curvature:
+    def approximate(self, context: Context) -> Curvature:
         """Return the curvature of the training data."""
 
-    @abstractmethod
-    def _rebuilt(self, tensors: Mapping[str, Tensor]) -> Curvature:
-        """Return the curvature that a file holds the tensors of."""
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._curvature = self._drawn_at = None
-
     @full_precision()
-    def _learn(self, work: Work) -> tuple[int | None, str]:
-        with work.meter.phase("factors"):
-            self._curvature = self._approximate(work)
-        self._directions = torch.empty(work.n_samples, 0)
-        with work.meter.phase("samples"):
-            _ = self.directions
-        return self._curvature.rank, self._form(self._curvature)
+    def fit(self, context: Context) -> Learned[Curvature]:
+        """Compute the curvature."""
+        curvature = self.approximate(context)
+        reason = _REASONS.get(type(curvature), f"{type(curvature).__name__.lower()} curvature")
+        return Learned(curvature, curvature.rank, reason)
 
-    def _form(self, curvature: Curvature) -> str:
-        return f"{type(curvature).__name__.lower()} curvature"
+    def deviations(self, state: Curvature, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:
+        """Draw from the Gaussian."""
+        drawn = normal(network, seed, 0, n_samples, state.noise_size)
+        return state.sample(drawn.to(network.device), alpha)
 
-    @property
-    def directions(self) -> Tensor:
-        """The deviations of the samples (S, P) at the precision in use, times its root."""
-        held = super().directions
-        alpha = self.prior_precision
-        if self._drawn_at != alpha:
-            curvature = self.curvature
-            drawn = noise.normal(self._network, self._seed, 0, len(held), curvature.noise_size)
-            with full_precision():
-                deviations = curvature.sample(drawn.to(self._network.device), alpha)
-            self._directions, self._drawn_at = deviations * math.sqrt(alpha), alpha
-        return super().directions
+    def tensors(self, state: Curvature) -> dict[str, Tensor]:
+        """Return the tensors of the curvature."""
+        return {_PREFIX + name: tensor for name, tensor in state.tensors().items()}
 
-    @property
-    def curvature(self) -> Curvature:
-        """The curvature, in the method's form; ``curvature.log_determinant`` and ``curvature.variance`` take α."""
-        if self._curvature is None:
+    def restored(self, tensors: Mapping[str, Tensor], network: Network, seed: int) -> Curvature | None:
+        """Build the curvature, unless it was too large for the file."""
+        held = {name.removeprefix(_PREFIX): t for name, t in tensors.items() if name.startswith(_PREFIX)}
+        curvature = self.form.of(held) if held else None
+        if curvature is not None and curvature.n_columns != network.n_parameters:
+            msg = f"a curvature over {curvature.n_columns} parameters"
+            raise ValueError(msg)
+        return curvature
+
+    def copied(self, state: Curvature) -> Curvature | None:
+        """Leave out a curvature whose rows are formed from the training data, as a file does."""
+        return None if isinstance(state.rows, JacobianRows) else state
+
+
+@dataclass(frozen=True)
+class _Diagonal(Laplace):
+    form = Diagonal
+
+    def approximate(self, context: Context) -> Curvature:
+        return Diagonal(column_squares(context.rows))
+
+
+class DiagonalLaplace(Baseline):
+    """Laplace approximation in which parameters vary independently: one pass over the data, one number per parameter.
+
+    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    """
+
+    _method = _Diagonal()
+
+
+@dataclass(frozen=True)
+class _Full(Laplace):
+    last_layer: bool = False
+
+    form = Primal
+
+    def parameters(self, network: Network, x: Any) -> Network:
+        if not self.last_layer:
+            return network
+        return Network(network.model, last_linear(network, x), network.output_fn)
+
+    def approximate(self, context: Context) -> Curvature:
+        rows, most = context.rows, _FACTORED.get(context.rows.device.type, 8_000)
+        side = rows.n_columns if rows.n_columns <= _SMALL else min(rows.n_rows, rows.n_columns)
+        factored = side <= most and 16 * side**2 + normal_bytes(side, rows.device) <= context.available // 2
+        if factored and rows.n_columns == side:
+            return Primal(normal_matrix(rows))
+        if factored:
+            return Dual(context.held(context.available // 4))
+        vectors = 4 * (context.n_samples + _PRECONDITIONED) * rows.n_columns * rows.dtype.itemsize
+        if vectors > context.available:
             msg = (
-                "No file or copy holds this curvature, which was too large or had rows of its own: it predicts at the "
-                f"prior precision {self._drawn_at:g} that it was made with. Fit a new one for another."
-                if self._drawn_at is not None
-                else f"{type(self).__name__} has no curvature yet: call fit(loader) first."
+                f"Samples of {rows.n_columns:,} parameters with a preconditioner take {vectors / 2**20:,.0f} MiB, more "
+                f"than the memory limit of {context.available / 2**20:,.0f} MiB: raise memory_limit, or use "
+                "nb.baselines.LastLayerLaplace or DiagonalLaplace."
             )
-            raise NotFittedError(msg)
-        return self._curvature
+            raise SettingsError(msg)
+        return MatrixFree(context.held(context.available - vectors), _PRECONDITIONED, context.generator())
 
-    @full_precision()
-    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)
-        r"""Return the variance of the linearized outputs.
 
-        Parameters
-        ----------
-        x : as for ``predict``
-            The inputs.
-        exact : bool
-            :math:`J(x) (C + \alpha I)^{-1} J(x)^\top` itself, without Monte Carlo error.
-        """
-        if not exact:
-            return super().functional_variance(x)
-        curvature = self.curvature
-        variances = [
-            curvature.variance(rows.flatten(0, 1), self.prior_precision).view(-1, *self._network.output_shape(piece))
-            for piece, rows in self._row_pieces(x)
-        ]
-        return torch.cat(variances)
+class LinearizedLaplace(Baseline):
+    """Full-covariance Laplace (Immer et al. 2021), exact where a matrix of rows or of columns fits in memory.
 
-    def _maximize_evidence(self) -> float:
-        values, weights = self.curvature.spectrum()
-        return priors.best_evidence(values, weights, self._theta_squared())
+    Where neither fits, conjugate gradients compute the samples. It takes the parameters of
+    :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    """
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave out a curvature whose rows are formed again from the training data, as a file does."""
-        if not isinstance(getattr(self._curvature, "rows", None), JacobianRows):
-            return super().__getstate__()
-        _ = self.directions  # at the precision in use
-        return {**super().__getstate__(), "_curvature": None}
+    _method = _Full()
 
-    def _tensors(self) -> dict[str, Tensor]:
-        held = {} if self._curvature is None else self._curvature.tensors()
-        return {_PREFIX + name: tensor for name, tensor in held.items()}
 
-    def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
-        self._drawn_at = self.prior_precision
-        held = {n.removeprefix(_PREFIX): t for n, t in tensors.items() if n.startswith(_PREFIX)}
-        if held:
-            self._curvature = self._rebuilt(held)
-            if self._curvature.n_columns != self._network.n_parameters:
-                msg = f"a curvature of {self._curvature.n_columns} columns"
-                raise ValueError(msg)
+class LastLayerLaplace(Baseline):
+    """Full-covariance Laplace in which only the last layer varies (Daxberger et al. 2021).
+
+    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`. By default the ``parameters`` that
+    vary are those of the ``nn.Linear`` that the network calls last.
+    """
+
+    _method = _Full(last_layer=True)
+
+
+@dataclass(frozen=True)
+class _Lanczos(Laplace):
+    memory_budget: int = 300
+
+    form = LowRank
+
+    def __post_init__(self) -> None:
+        check_counts(vars(self))
+
+    def approximate(self, context: Context) -> Curvature:
+        rank = context.vectors(self.memory_budget)
+        return lanczos_pairs(context.held(context.available // 4), rank, context.generator())
+
+
+class LanczosLaplace(Baseline):
+    """Linearized Laplace on the largest eigenpairs, the paper's LLA: as many as the Lanczos process finds in a budget.
+
+    Parameters
+    ----------
+    model, likelihood, parameters, prior_precision, batch_fn, output_fn
+        See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    memory_budget : int
+        How many numbers may be held, as a multiple of the number of parameters. The paper takes 300 for all methods
+        with such a budget.
+    """
+
+    _method = _Lanczos()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: LikelihoodLike = "classification",
+        *,
+        memory_budget: int = 300,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(model, likelihood, **options)
+        self._method = _Lanczos(int(memory_budget))
+
+
+def last_linear(network: Network, x: Any) -> list[str]:
+    """Return the names of the parameters of the linear layer that the network calls last."""
+    called: list[nn.Module] = []
+    layers = [layer for layer in network.module.modules() if isinstance(layer, nn.Linear)]
+    with network.lock:
+        hooks = [layer.register_forward_hook(lambda layer, *_: called.append(layer)) for layer in layers]
+        try:
+            network.outputs(x)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    if not called:
+        msg = "The network calls no nn.Linear, so its last layer is unknown: name its parameters, parameters=[...]."
+        raise ModelError(msg)
+    last = {id(parameter) for parameter in called[-1].parameters()}
+    return [name for name, parameter in network.module.named_parameters() if id(parameter) in last]

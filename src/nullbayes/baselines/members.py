@@ -1,125 +1,157 @@
-"""Methods whose samples are whole networks: other parameters, and running statistics of their own."""
+"""Methods whose samples are whole networks, with their own parameters and running statistics; deep ensembles."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nullbayes.baselines.base import Baseline, Work
+from nullbayes.baselines.base import Baseline
+from nullbayes.baselines.method import Context, FitOptions, Learned, Method, Question
 from nullbayes.errors import ModelError, SettingsError
-from nullbayes.jacobian.batches import n_examples
+from nullbayes.jacobian.batches import n_examples, to_device
+from nullbayes.jacobian.modules import unwrapped
 from nullbayes.jacobian.network import Network
-from nullbayes.precision import full_precision
-from nullbayes.predictive import Mask, Masks, Prediction, default_link, joined, stream, summarize
+from nullbayes.predictive import Masks, Prediction, default_link, joined, stream, summarize
 
 _PREFIX = "member."
 
 
-class Members(Baseline):
-    """Networks of the same structure, each with parameters and buffers of its own; abstract.
+@dataclass(frozen=True)
+class States:
+    """The state dictionaries of all members, stacked by name: (S, ...) each; and what they were made from."""
 
-    Predictions are the members' own outputs: there is nothing to linearize around.
+    tensors: Mapping[str, Tensor]
+    source: Any = None
+
+
+class Members(Method[States]):
+    """Networks of the model's structure, each with its own parameters and buffers.
+
+    Predictions are the outputs of the members themselves: there is nothing to linearize.
     """
 
-    _hessian = _has_prior = False
-    _link = default_link("sampled")
-    _states: Mapping[str, Tensor]  # by name, stacked (S, ...)
-    _needs: str  # what fit must be given
+    hessian = has_prior = False
+    pred_type = "sampled"
+    needs: ClassVar[str]  # what fit must be given, as a sentence
 
-    def _learn(self, work: Work) -> tuple[int | None, str]:
-        msg = f"{type(self).__name__} learns from networks in training: {self._needs}"
+    def fit(self, context: Context) -> Learned[States]:
+        """Refuse: members come from training, which only the caller can do."""
+        msg = f"{context.name} learns from networks in training: {self.needs}"
         raise SettingsError(msg)
 
-    def _take_members(self, states: Sequence[Mapping[str, Tensor]]) -> None:
-        """Hold the state dictionaries of the members, and their parameters as directions."""
-        own = self._network.model.state_dict()
-        for i, state in enumerate(states):
-            odd = next((name for name in own if name not in state or state[name].shape != own[name].shape), None)
-            if odd is not None or len(state) != len(own):
-                msg = (
-                    f"Member {i} has another structure than the model ({odd or 'it has more tensors'}): "
-                    "train networks of the model's own architecture."
-                )
-                raise ModelError(msg)
-            if not all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point()):
-                msg = f"Member {i} holds NaN or Inf: its training has diverged, use a smaller learning rate."
-                raise ModelError(msg)
-        place = self._network.device
-        self._states = {name: torch.stack([state[name].detach().to(place) for state in states]) for name in own}
-        self._directions = self._network.flatten(self._states) - self._network.theta
+    def deviations(self, state: States, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:
+        """Return the parameters of the members relative to those of the network."""
+        return network.flatten(state.tensors) - network.theta
 
-    def _member(self, i: int) -> Network:
-        """Return a member as a network."""
-        module = copy.deepcopy(self._network.model)
-        module.load_state_dict({name: values[i] for name, values in self._states.items()})
-        member = Network(module, output_fn=self._network.output_fn)
-        member.trained_on = self._network.trained_on
-        return member
-
-    def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
-        model = self._network.model
-        own = [*dict(model.named_parameters()), *dict(model.named_buffers())]
-        return {name: self._states[name][i] for name in own if name in self._states}
-
-    @full_precision()
-    def predict(
-        self,
-        x: Any,
-        *,
-        pred_type: str = "sampled",
-        n_samples: int | None = None,
-        link_approx: str | None = None,
-        mask: Mask = None,
-    ) -> Prediction:
-        """Predict with every member; see :meth:`SamplePosterior.predict`. ``pred_type`` is "sampled"."""
-        self._network.check_unchanged()
-        used = len(self._deviations(n_samples))
-        if pred_type != "sampled":
-            msg = f'pred_type must be "sampled" for {type(self).__name__}, whose members answer themselves.'
+    def predict(self, state: States, question: Question) -> Prediction:
+        """Predict with every member."""
+        network, likelihood = question.network, question.likelihood
+        if question.pred_type != "sampled":
+            msg = f'pred_type must be "sampled", not {question.pred_type!r}: members answer with their own outputs.'
             raise SettingsError(msg)
-        if used < 2:
-            msg = "n_samples must be at least 2 to speak of a variance, not 1."
-            raise SettingsError(msg)
-        pieces = list(stream(x, self._network, self._batch_fn, used))
-        members, masks = (self._member(i) for i in range(used)), Masks(self._likelihood, mask)
+        used = len(question.directions)
+        pieces = list(stream(question.x, network, question.batch_fn, used))
+        members, masks = (_member(network, state, i) for i in range(used)), Masks(likelihood, question.mask)
         samples = torch.stack([joined([member.outputs(piece) for piece in pieces]) for member in members])
         mean, start = samples.mean(0), 0
         for piece in pieces:
             masks.look(piece, mean[start : start + n_examples(piece)])
             start += n_examples(piece)
-        return summarize(mean, samples - mean, self._likelihood, link_approx or self._link, masks.joined(mean))
+        return summarize(mean, samples - mean, likelihood, question.link or default_link("sampled"), masks.joined(mean))
 
-    __call__ = predict
+    def sampled(self, state: States, network: Network, i: int, flat: Tensor) -> dict[str, Tensor]:
+        """Return parameters and buffers of member ``i``."""
+        own = [*dict(network.model.named_parameters()), *dict(network.model.named_buffers())]
+        return {name: state.tensors[name][i] for name in own if name in state.tensors}
 
-    def ood_score(
-        self,
-        x: Any,
-        kind: str = "max_variance",
-        *,
-        per: str = "input",
-        mask: Mask = None,
-        pred_type: str = "sampled",
-    ) -> Tensor:  # (N,) or (N, ...)
-        """Return one number an input; see :meth:`SamplePosterior.ood_score`."""
-        return super().ood_score(x, kind, per=per, mask=mask, pred_type=pred_type)
+    def tensors(self, state: States) -> dict[str, Tensor]:
+        """Return all states."""
+        return {_PREFIX + name: values for name, values in state.tensors.items()}
 
-    def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        inputs, targets = zip(*self._pieces(loader), strict=True)
-        outputs, y = joined([self._network.outputs(x) for x in inputs]), torch.cat(targets)
-        self._likelihood.check(outputs, y)
-        return outputs, self.predict(list(inputs)).samples - outputs, y
-
-    def _tensors(self) -> dict[str, Tensor]:
-        return {_PREFIX + name: values for name, values in self._states.items()}
-
-    def _take_up(self, tensors: Mapping[str, Tensor]) -> None:
-        states = {n.removeprefix(_PREFIX): t for n, t in tensors.items() if n.startswith(_PREFIX)}
-        own = self._network.model.state_dict()
+    def restored(self, tensors: Mapping[str, Tensor], network: Network, seed: int) -> States:
+        """Return all states, if they have the structure of the model."""
+        states = {name.removeprefix(_PREFIX): t for name, t in tensors.items() if name.startswith(_PREFIX)}
+        own = network.model.state_dict()
         if states.keys() != own.keys() or any(states[name].shape[1:] != own[name].shape for name in own):
             msg = "other members"
             raise ValueError(msg)
-        self._states = states
+        return States(states)
+
+
+def _member(network: Network, state: States, i: int) -> Network:
+    module = copy.deepcopy(network.model)
+    module.load_state_dict({name: values[i] for name, values in state.tensors.items()})
+    member = Network(module, output_fn=network.output_fn)
+    member.input_signature = network.input_signature
+    return member
+
+
+def stacked(network: Network, states: Sequence[Mapping[str, Tensor]], source: Any = None) -> States:
+    """Return the state dictionaries of the members as one value; refuse those of another structure, and NaN."""
+    own = network.model.state_dict()
+    for i, state in enumerate(states):
+        odd = next((name for name in own if name not in state or state[name].shape != own[name].shape), None)
+        if odd is not None or len(state) != len(own):
+            msg = (
+                f"Member {i} has another structure than the model ({odd or 'it has more tensors'}): "
+                "train networks of the model's own architecture."
+            )
+            raise ModelError(msg)
+        if not all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point()):
+            msg = f"Member {i} holds NaN or Inf: its training has diverged, use a smaller learning rate."
+            raise ModelError(msg)
+    place = network.device
+    return States({name: torch.stack([state[name].detach().to(place) for state in states]) for name in own}, source)
+
+
+@dataclass(frozen=True)
+class _Trained(Members):
+    needs = "call fit(loader, n_samples, train=lambda seed: a trained network)."
+
+
+class DeepEnsemble(Baseline):
+    """Networks trained from different starts (Lakshminarayanan, Pritzel and Blundell 2017), whose mean predicts.
+
+    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`, but has no prior precision. The
+    model gives the structure of the members and is what ``check_fit`` compares with; it is not a member itself.
+    """
+
+    _method = _Trained()
+
+    def fit(
+        self,
+        loader: Any,
+        targets: Any = None,
+        n_samples: int = 30,
+        *,
+        train: Callable[[int], nn.Module] | None = None,
+        **options: Unpack[FitOptions],
+    ) -> Self:
+        """Train the members.
+
+        Parameters
+        ----------
+        loader, targets, n_samples, generator, memory_limit, progress
+            See :meth:`Baseline.fit`; the data are checked against the likelihood, and ``train`` brings its own.
+        train : callable (seed) -> nn.Module
+            Returns a network of the model's structure, newly trained with that seed.
+        """
+        learn = self._method.fit if train is None else functools.partial(_train, train)
+        return self._fit(learn, loader, targets, n_samples, **options)
+
+
+def _train(train: Callable[[int], nn.Module], context: Context) -> Learned[States]:
+    states = []
+    for i in range(context.n_samples):
+        member = train((context.seed + i) % 2**32)
+        if not isinstance(member, nn.Module):
+            msg = f"train(seed) must return a trained nn.Module, not {type(member).__name__}."
+            raise ModelError(msg)
+        states.append(to_device(dict(unwrapped(member).state_dict()), context.network.device))
+    return Learned(stacked(context.network, states), None, "networks trained from different starts")

@@ -1,72 +1,79 @@
 r"""SCOD, sketching curvature for out-of-distribution detection (Sharma, Azizan and Pavone 2021).
 
-The Fisher information of the training data, :math:`A^\top A`, is known by a random sketch taken in one pass. The score
-of an input is :math:`\operatorname{tr}\big(F(x)\,(A^\top A + \alpha I)^{-1}\big)`, with
-:math:`F(x) = J(x)^\top H(x) J(x)` the Fisher information of the input itself: the expected change of its predictive
-distribution, a KL divergence to second order and up to a factor. They keep two sketches; here it is one (Nyström), for
-the same vectors at least as accurate on a positive semi-definite matrix (Tropp et al. 2017).
+The Fisher information of the training data, :math:`A^\top A`, is approximated by a random sketch taken in one pass. The
+score of an input is :math:`\operatorname{tr}\big(F(x)\,(A^\top A + \alpha I)^{-1}\big)`, where
+:math:`F(x) = J(x)^\top H(x) J(x)` is the Fisher information of the input itself: the expected change of its predictive
+distribution, a KL divergence to second order and up to a factor. The authors keep two sketches. Here it is one
+(Nyström), which for the same number of vectors is at least as accurate on a positive semi-definite matrix (Tropp et al.
+2017).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nullbayes.baselines.base import Work
-from nullbayes.baselines.lanczos import LowRankLaplace
-from nullbayes.baselines.score import Scored
-from nullbayes.errors import SettingsError
-from nullbayes.linalg.curvature import Curvature
-from nullbayes.linalg.curvature.low_rank import nystrom_pairs
-from nullbayes.predictive import SCORES, Mask
+from nullbayes.baselines.base import Baseline
+from nullbayes.baselines.laplace import Laplace
+from nullbayes.baselines.method import Context, LikelihoodLike, Options, Question, check_counts
+from nullbayes.likelihoods import Likelihood
+from nullbayes.linalg.curvature import Curvature, LowRank, nystrom_pairs
+from nullbayes.predictive import SCORES
 
 
-class SCOD(Scored, LowRankLaplace):
-    """A sketch of the Fisher information, and its own score; predictions are those of its low-rank Laplace samples.
+@dataclass(frozen=True)
+class _Sketch(Laplace):
+    memory_budget: int = 300
+
+    form = LowRank
+    scores = ("scod", *SCORES)
+    row_score = "scod"
+
+    def __post_init__(self) -> None:
+        check_counts(vars(self))
+
+    def approximate(self, context: Context) -> Curvature:
+        return nystrom_pairs(context.rows, context.vectors(self.memory_budget), context.generator())
+
+    def score_rows(self, state: Curvature, rows: Tensor, question: Question) -> Tensor:
+        scaled = _hessian_roots(question.likelihood, question.network.outputs(question.x)) @ rows
+        variances = state.variance(scaled.flatten(0, 1), question.alpha)
+        return variances.view(scaled.shape[:2]).sum(1)
+
+
+def _hessian_roots(likelihood: Likelihood, outputs: Tensor) -> Tensor:  # (n, ...) -> (n, O, O)
+    """Return roots of the likelihood's Hessian, column by column; they do not depend on targets."""
+    units = torch.eye(outputs[0].numel(), dtype=outputs.dtype, device=outputs.device)
+    columns = [
+        likelihood.scaled(unit.view(outputs.shape[1:]).expand_as(outputs), outputs, outputs).flatten(1)
+        for unit in units
+    ]
+    return torch.stack(columns, dim=2)
+
+
+class SCOD(Baseline):
+    """A sketch of the Fisher information with the score "scod"; predictions come from low-rank Laplace samples.
 
     Parameters
     ----------
-    model, likelihood, parameters, prior_precision, batch_fn, output_fn, memory_budget
-        See :class:`Budgeted <nullbayes.baselines.budget.Budgeted>`.
+    model, likelihood, parameters, prior_precision, batch_fn, output_fn
+        See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    memory_budget : int
+        How many vectors the sketch has; see :class:`LanczosLaplace <nullbayes.baselines.LanczosLaplace>`.
     """
 
-    _score = "scod"
+    _method = _Sketch()
 
-    def _approximate(self, work: Work) -> Curvature:
-        return nystrom_pairs(work.rows, self._rank(work), torch.Generator().manual_seed(self._seed))
-
-    def _score_rows(self, rows: Tensor, x: Any) -> Tensor:
-        scaled = self._hessian_roots(self._network.outputs(x)) @ rows
-        variances = self.curvature.variance(scaled.flatten(0, 1), self.prior_precision)
-        return variances.view(scaled.shape[:2]).sum(1)
-
-    def _hessian_roots(self, outputs: Tensor) -> Tensor:  # (n, ...) -> (n, O, O)
-        """Return the roots of the likelihood's Hessian, column by column; it does not depend on targets."""
-        units = torch.eye(outputs[0].numel(), dtype=outputs.dtype, device=outputs.device)
-        columns = [
-            self._likelihood.scaled(unit.view(outputs.shape[1:]).expand_as(outputs), outputs, outputs).flatten(1)
-            for unit in units
-        ]
-        return torch.stack(columns, dim=2)
-
-    def ood_score(
+    def __init__(
         self,
-        x: Any,
-        kind: str = "scod",
+        model: nn.Module,
+        likelihood: LikelihoodLike = "classification",
         *,
-        per: str = "input",
-        mask: Mask = None,
-        pred_type: str = "linearized",
-    ) -> Tensor:  # (N,) or (N, ...)
-        """Return one number an input: higher is stranger.
-
-        ``kind`` is "scod", in closed form, or one of those that all samples have ("max_variance", ...).
-        """
-        if kind == self._score:
-            return self._own_score(x, per, mask)
-        if kind not in SCORES:
-            msg = f"kind must be one of {', '.join((self._score, *SCORES))}, not {kind!r}."
-            raise SettingsError(msg)
-        return super().ood_score(x, kind, per=per, mask=mask, pred_type=pred_type)
+        memory_budget: int = 300,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(model, likelihood, **options)
+        self._method = _Sketch(int(memory_budget))

@@ -1,9 +1,9 @@
 r"""SWAG, a Gaussian from the iterates of SGD (Maddox, Garipov, Izmailov, Vetrov and Wilson 2019).
 
-From iterates :math:`\theta_1, \theta_2, \ldots` at the end of training: their mean, their variance by parameter, and
-the last :math:`K` deviations :math:`D` from the running mean. A sample is
-:math:`\bar\theta + \tfrac1{\sqrt2}\,\sigma z_1 + \tfrac1{\sqrt{2(K-1)}}\,D z_2`. Networks with batch normalization get
-new running statistics for every sample, from a pass over the training data.
+The iterates :math:`\theta_1, \theta_2, \ldots` at the end of training give their mean, the variance of each parameter,
+and the last :math:`K` deviations :math:`D` from the running mean. A sample is
+:math:`\bar\theta + \tfrac1{\sqrt2}\,\sigma z_1 + \tfrac1{\sqrt{2(K-1)}}\,D z_2`. In networks with batch
+normalization, every sample gets new running statistics from a pass over the training data.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from nullbayes.baselines.base import Work
-from nullbayes.baselines.members import Members
-from nullbayes.errors import ModelError, SettingsError
+from nullbayes.baselines.base import Baseline
+from nullbayes.baselines.members import Members, States, stacked
+from nullbayes.baselines.method import Context, FitOptions, Learned
+from nullbayes.errors import ModelError, NotFittedError, SettingsError
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.network import arguments
-from nullbayes.posteriors import noise
-from nullbayes.posteriors.arguments import data_and_count
+from nullbayes.jacobian.network import Network, arguments
+from nullbayes.posteriors.arguments import normal
 
-_BATCH = 128  # examples that batch statistics are taken of
+_BATCH = 128  # examples that batch statistics are computed from
 Train = Callable[[nn.Module], Any] | Iterable[Mapping[str, Tensor]]
 
 
@@ -35,7 +36,7 @@ class Moments:
     Parameters
     ----------
     rank : int
-        How many deviations to hold.
+        How many deviations to keep.
     """
 
     def __init__(self, rank: int) -> None:
@@ -44,7 +45,7 @@ class Moments:
         self.deviations: list[Tensor] = []
 
     def add(self, vector: Tensor) -> None:  # (P,)
-        """Take up one more; deviations are from the mean so far, itself included."""
+        """Add a vector; its deviation is from the mean of all vectors so far, itself included."""
         wide = vector.double()
         self.mean = (self.n * self.mean.to(wide) + wide) / (self.n + 1)
         self.squares = (self.n * self.squares.to(wide) + wide.square()) / (self.n + 1)
@@ -64,16 +65,18 @@ class Moments:
         return self.mean + own * self.variance.sqrt() / math.sqrt(2) + along
 
 
-class SWAG(Members):
+@dataclass(frozen=True)
+class _Iterates(Members):
+    needs = "call fit(loader, train=one_epoch), or train=[state dictionaries]."
+
+
+class SWAG(Baseline):
     """A Gaussian around the mean of SGD's iterates, with a diagonal and a low-rank part.
 
-    Parameters
-    ----------
-    model, likelihood, parameters, batch_fn, output_fn
-        See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`.
+    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`, but has no prior precision.
     """
 
-    _needs = "call fit(loader, train=one_epoch), or train=[state dictionaries]."
+    _method = _Iterates()
 
     def fit(
         self,
@@ -84,9 +87,7 @@ class SWAG(Members):
         train: Train | None = None,
         n_models: int = 20,
         rank: int = 20,
-        generator: torch.Generator | None = None,
-        memory_limit: int | str | None = None,
-        progress: bool = True,
+        **options: Unpack[FitOptions],
     ) -> Self:
         """Collect iterates and draw samples.
 
@@ -95,76 +96,83 @@ class SWAG(Members):
         loader, targets, n_samples, generator, memory_limit, progress
             See :meth:`Baseline.fit`; the data also give each sample its batch statistics.
         train : callable (model) -> None, or iterable of state dictionaries
-            Trains the model that it is given for one more epoch, in place: a copy of the trained one, in training mode,
-            the same object each time; the paper takes SGD with a constant rate of 1e-2 and momentum 0.9. Or the
+            Trains the model that it is given for one more epoch, in place: a copy of the trained model, in training
+            mode, the same object each time. The paper takes SGD with a constant rate of 1e-2 and momentum 0.9. Or the
             iterates themselves.
         n_models : int
-            How many epochs; the paper takes 20.
+            The number of epochs; the paper takes 20.
         rank : int
-            How many of the last deviations to hold.
+            How many of the last deviations to keep.
         """
         if rank < 2 or n_models < 2:
             msg = f"rank and n_models must be at least 2 to speak of a covariance, not {rank} and {n_models}."
             raise SettingsError(msg)
-        learn = self._learn if train is None else functools.partial(self._collect, train, n_models, rank)
-        return self._fit(*data_and_count(loader, targets, n_samples), generator, memory_limit, learn, progress=progress)
+        learn = self._method.fit if train is None else functools.partial(_collect, train, n_models, rank)
+        return self._fit(learn, loader, targets, n_samples, **options)
 
-    def _collect(self, train: Train, n_models: int, rank: int, work: Work) -> tuple[int | None, str]:
-        self.moments = moments = Moments(rank)
-        with work.meter.phase("training"):
-            for state in self._iterates(train, n_models):
-                moments.add(self._vector(state))
-        if moments.n < 2:
-            msg = f"SWAG needs at least 2 iterates to speak of a covariance; train=... gave {moments.n}."
-            raise SettingsError(msg)
-        with work.meter.phase("samples"):
-            size = self._network.n_parameters + len(moments.deviations)
-            drawn = noise.normal(self._network, self._seed, 0, work.n_samples, size).to(self._network.device)
-            flat = moments.sample(drawn).to(self._network.dtype)
-            self._take_members([self._with_statistics(vector, work) for vector in flat])
-        return len(moments.deviations), f"{moments.n} iterates"
-
-    def _iterates(self, train: Train, n_models: int) -> Iterable[Mapping[str, Tensor]]:
-        if not callable(train):
-            yield from train
-            return
-        model = copy.deepcopy(self._network.model).train()
-        for _ in range(n_models):
-            train(model)
-            yield model.state_dict()
-
-    def _vector(self, state: Mapping[str, Tensor]) -> Tensor:  # (P,)
-        """Return the parameters of an iterate; those that do not vary must be those of the model."""
-        own = dict(self._network.model.named_parameters())
-        for name in own.keys() - set(self._network.names):
-            if name not in state or not torch.equal(state[name].to(own[name].device), own[name]):
-                msg = (
-                    f"{name!r} moved in training, but is not among parameters=...: "
-                    "let it vary, or set requires_grad_(False) on it before training."
-                )
-                raise ModelError(msg)
-        wanted = {name: state[name].detach()[None].to(self._network.device) for name in own if name in state}
-        return self._network.flatten(wanted)[0]
-
-    def _with_statistics(self, flat: Tensor, work: Work) -> dict[str, Tensor]:
-        """Return the state of a sample, with running statistics from a pass over the training data."""
-        module = copy.deepcopy(self._network.model).eval()
-        state = {**module.state_dict(), **self._network.unflatten(flat)}
-        module.load_state_dict(state)
-        layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        if layers:
-            for layer in layers:
-                layer.train()
-                layer.reset_running_stats()
-                layer.momentum = None  # the mean over all batches
-            _pass_over(module, work.examples)
-        return {name: value.detach().clone() for name, value in module.state_dict().items()}
+    @property
+    def moments(self) -> Moments:
+        """The moments of the iterates, which a file does not hold."""
+        moments = None if self._fitted is None else self._fitted.state.source
+        if moments is None:
+            msg = "There are no moments of iterates: they belong to a fit, and no file holds them."
+            raise NotFittedError(msg)
+        found: Moments = moments
+        return found
 
 
-def _pass_over(module: nn.Module, examples: Examples) -> None:
-    """Let a network see all examples, in even batches; layers that are in training mode learn from them."""
-    n = len(examples)
-    for start, stop in examples.ranges(-(-n // -(-n // _BATCH))):
-        args, kwargs = arguments(examples.read(start, stop)[0])
-        with torch.no_grad():
-            module(*args, **kwargs)
+def _collect(train: Train, n_models: int, rank: int, context: Context) -> Learned[States]:
+    network, moments = context.network, Moments(rank)
+    for state in _iterates(train, n_models, network):
+        moments.add(_vector(state, network))
+    if moments.n < 2:
+        msg = f"SWAG needs at least 2 iterates to speak of a covariance; train=... gave {moments.n}."
+        raise SettingsError(msg)
+    kept = len(moments.deviations)
+    drawn = normal(network, context.seed, 0, context.n_samples, network.n_parameters + kept)
+    flat = moments.sample(drawn.to(network.device)).to(network.dtype)
+    states = [_with_statistics(vector, network, context.rows.examples) for vector in flat]
+    return Learned(stacked(network, states, moments), kept, f"{moments.n} iterates")
+
+
+def _iterates(train: Train, n_models: int, network: Network) -> Iterable[Mapping[str, Tensor]]:
+    if not callable(train):
+        yield from train
+        return
+    model = copy.deepcopy(network.model).train()
+    for _ in range(n_models):
+        train(model)
+        yield model.state_dict()
+
+
+def _vector(state: Mapping[str, Tensor], network: Network) -> Tensor:  # (P,)
+    """Return the parameters of an iterate; those that do not vary must be those of the model."""
+    own = dict(network.model.named_parameters())
+    for name in own.keys() - set(network.names):
+        if name not in state or not torch.equal(state[name].to(own[name].device), own[name]):
+            msg = (
+                f"{name!r} moved in training, but is not among parameters=...: "
+                "let it vary, or set requires_grad_(False) on it before training."
+            )
+            raise ModelError(msg)
+    wanted = {name: state[name].detach()[None].to(network.device) for name in own if name in state}
+    return network.flatten(wanted)[0]
+
+
+def _with_statistics(flat: Tensor, network: Network, examples: Examples) -> dict[str, Tensor]:
+    """Return the state of a sample, with running statistics from a pass over the training data in even batches."""
+    module = copy.deepcopy(network.model).eval()
+    module.load_state_dict({**module.state_dict(), **network.unflatten(flat)})
+    layers = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if layers:
+        for layer in layers:
+            layer.train()
+            layer.reset_running_stats()
+            layer.momentum = None  # the mean over all batches
+        n = len(examples)
+        n_batches = math.ceil(n / _BATCH)
+        for start, stop in examples.ranges(math.ceil(n / n_batches)):
+            args, kwargs = arguments(examples.read(start, stop)[0])
+            with torch.no_grad():
+                module(*args, **kwargs)
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}

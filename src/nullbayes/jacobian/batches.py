@@ -1,4 +1,4 @@
-"""What a batch may be: inputs in any nesting of tensors, and targets; how it is taken apart, cut and joined."""
+"""Batches: inputs in any nesting of tensors, and targets; how they are split, cut and joined."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def leaves(x: Any) -> Iterator[Tensor]:
 
 
 def map_leaves(function: Callable[..., Any], x: Any, *others: Any) -> Any:
-    """Apply a function to every tensor of inputs of the same structure; other values stay those of the first."""
+    """Apply a function to every tensor of inputs of the same structure; other values are taken from the first."""
     if isinstance(x, Tensor):
         return function(x, *others)
     if isinstance(x, Mapping):
@@ -45,12 +45,12 @@ def map_leaves(function: Callable[..., Any], x: Any, *others: Any) -> Any:
 
 
 def is_array(x: Any) -> bool:
-    """Whether something is a tensor, or an array of NumPy's kind: that of pandas, too."""
+    """Whether something is a tensor or an array, also of pandas."""
     return isinstance(x, Tensor) or (hasattr(x, "__array__") and getattr(x, "ndim", 0) > 0)
 
 
 def as_tensors(x: Any, dtype: torch.dtype | None) -> Any:
-    """Return an input with tensors for arrays; those of floating point in a given type, as NumPy has its own."""
+    """Return an input with tensors in place of arrays; floating-point arrays are converted to ``dtype``."""
     if isinstance(x, Tensor):
         return x
     if is_array(x):
@@ -77,18 +77,18 @@ def n_examples(x: Any) -> int:
         what = f"tensors of different lengths {sorted(lengths)}"
         if not lengths:
             what = f"no tensor (it is {type(x).__name__}): torch.as_tensor makes one of an array or a list"
-        msg = f"An input must hold tensors with one entry an example; this one holds {what}."
+        msg = f"An input must hold tensors with one entry per example; this one holds {what}."
         raise DataError(msg)
     return lengths.pop()
 
 
 def take_examples(x: Any, start: int, stop: int) -> Any:
-    """Return some examples of an input; what has no dimension belongs to all of them."""
+    """Return some examples of an input; a tensor without dimensions belongs to all of them."""
     return map_leaves(lambda leaf: leaf[start:stop] if leaf.ndim else leaf, x)
 
 
 def example_dims(x: Any) -> Any:
-    """Return ``in_dims`` for ``vmap`` over examples: 0 for tensors that have them, None for what all share."""
+    """Return ``in_dims`` for ``vmap`` over examples: 0 for tensors with examples, None for what all examples share."""
     if isinstance(x, Mapping):
         return {key: example_dims(value) for key, value in x.items()}
     if isinstance(x, (tuple, list)):
@@ -97,7 +97,7 @@ def example_dims(x: Any) -> Any:
 
 
 def as_batch(x: Any, dims: Any) -> Any:
-    """Return one example, as ``vmap`` over ``dims`` hands it out, as a batch of one."""
+    """Return one example, as ``vmap`` over ``dims`` passes it, as a batch of one."""
     return map_leaves(lambda leaf, dim: leaf if dim is None else leaf[None], x, dims)
 
 
@@ -107,12 +107,12 @@ def to_device(x: Any, device: torch.device) -> Any:
 
 
 def join_examples(parts: Sequence[Any]) -> Any:
-    """Return inputs of the same structure as one; what has no dimension is that of the first."""
+    """Join inputs of the same structure; a tensor without dimensions is taken from the first."""
     return map_leaves(lambda *tensors: torch.cat(tensors) if tensors[0].ndim else tensors[0], *parts)
 
 
 def split_batch(batch: Any, batch_fn: BatchFn | None, dtype: torch.dtype | None = None) -> tuple[Any, Tensor]:
-    """Return inputs and targets of a training batch; arrays of floating-point numbers as tensors of a type."""
+    """Return inputs and targets of a training batch; floating-point arrays become tensors of type ``dtype``."""
     if batch_fn is not None:
         pair = batch_fn(batch)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -149,14 +149,14 @@ def split_batch(batch: Any, batch_fn: BatchFn | None, dtype: torch.dtype | None 
 def inputs_of(batch: Any, batch_fn: BatchFn | None, wanted: str = "") -> Any:
     """Return the inputs of a batch that may come without targets.
 
-    ``wanted`` describes the inputs that the network was trained on: what has their form is no pair with targets.
+    ``wanted`` describes the training inputs: a batch of the same form is not a pair with targets.
     """
     if wanted and places(described(batch)) == places(wanted):
         return batch
     if batch_fn is not None:
         try:
             return split_batch(batch, batch_fn)[0]
-        except (DataError, LookupError, TypeError):  # made for batches with targets
+        except (DataError, LookupError, TypeError):  # it expects batches with targets
             return batch
     if isinstance(batch, Mapping):
         key = _target_key(batch)
@@ -165,18 +165,18 @@ def inputs_of(batch: Any, batch_fn: BatchFn | None, wanted: str = "") -> Any:
 
 
 def places(description: str) -> list[str]:
-    """Return which parts an input has, from its description: their places, without shapes and types."""
+    """Return the parts of an input from its description: their places, without shapes and types."""
     return sorted(re.findall(r"inputs(?:\[[^\]]*\])*(?= of )", description))
 
 
 def same_form(one: str, other: str) -> bool:
-    """Whether two inputs have the same parts, by their descriptions; by number where not both are named."""
+    """Whether two descriptions have the same parts; where not both are named, whether they have as many."""
     a, b = places(one), places(other)
     return a == b if "['" in one and "['" in other else len(a) == len(b)
 
 
 def described(x: Any, path: str = "inputs") -> str:
-    """Say of what shape and type the tensors of an input are, with n for the number of examples."""
+    """Describe shape and type of the tensors of an input, with n for the number of examples."""
     if isinstance(x, Tensor):
         shape = f"({', '.join(('n', *map(str, x.shape[1:])))}{',' * (x.ndim == 1)})" if x.ndim else "()"
         return f"{path} of shape {shape} and type {x.dtype}"
@@ -188,7 +188,7 @@ def described(x: Any, path: str = "inputs") -> str:
 
 
 def layout(x: Any, y: Tensor) -> dict[str, Any]:
-    """Return what must be the same in every batch: shape and type of an example's tensors, and what all share."""
+    """Return what must be the same in every batch: shapes and types per example, and what all examples share."""
     return dict(_layout(x, "inputs")) | dict(_layout(y, "targets"))
 
 
@@ -215,7 +215,7 @@ def _checked(x: Any, y: Any, dtype: torch.dtype | None) -> tuple[Any, Tensor]:
     x, y = as_tensors(x, dtype), as_tensors(y, dtype)
     if not isinstance(y, Tensor) or y.ndim == 0:
         msg = (
-            f"Targets must be a tensor with one entry an example, not {_named(y)}: torch.as_tensor(targets) makes one "
+            f"Targets must be a tensor with one entry per example, not {_named(y)}: torch.as_tensor(targets) makes one "
             "of an array or a list, in the dataset or in batch_fn=lambda batch: (inputs, targets)."
         )
         raise DataError(msg)
@@ -227,7 +227,7 @@ def _target_key(batch: Mapping[Any, Any]) -> Any:
 
 
 def _named(value: Any) -> str:
-    """Say what something is, and of what or how long, where that helps."""
+    """Describe a value by its type, and its length or shape."""
     if isinstance(value, (tuple, list)):
         return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, Tensor):

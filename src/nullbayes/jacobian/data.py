@@ -1,22 +1,23 @@
-"""The contract of the training data: the same examples in the same order whenever they are read, and all of them.
+"""The training data: the same examples in the same order whenever they are read.
 
-Projections visit the rows again and again; data that change would silently pair the factors of one set of rows with
-another. The data are read once, with a checksum for each example, and held, or read anew in each sweep where they are
-larger than memory; what is read later is compared with what was read first.
+Projections visit the rows again and again. Data that change would silently combine the factors of one set of rows with
+another set. So the data are read once, with a checksum for each example, and then held, or read again in each sweep if
+they are larger than memory; what is read later is compared with the checksums.
 """
 
 from __future__ import annotations
 
-import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from nullbayes.errors import DataError
+from nullbayes.hashing import checksums, fingerprint
 from nullbayes.jacobian.batches import (
     BatchFn,
     join_examples,
@@ -27,15 +28,15 @@ from nullbayes.jacobian.batches import (
     take_examples,
     to_device,
 )
-from nullbayes.jacobian.checksums import checksums
-from nullbayes.jacobian.loaders import RECIPE, as_loader, check_order, numbered
-from nullbayes.jacobian.stream import Batch, Stream, batch_bytes
+from nullbayes.jacobian.loaders import RECIPE, Batch, Stream, as_loader, batch_bytes, check_order, numbered
 from nullbayes.memory import free_memory
 
-_PROBED_BATCHES = 2  # read twice at once; a shuffled or augmented batch differs with near certainty
-_KEPT_ON_DEVICE = 2**31  # bytes of data that may lie beside the model
+_PROBED_BATCHES = 2  # read twice at the start: a shuffled or augmented batch differs almost certainly
+_KEPT_ON_DEVICE = 2**31  # bytes of data that may be kept on the device
 _HELD_SHARE = 0.25  # of the free memory of the host
 _NAMED = 5  # examples that an error names
+_PLANNED_EXAMPLES = 8  # that a plan looks at, if as many batches hold so many
+_PLANNED_BATCHES = 3  # and one more is read, to see whether these are all
 IN_ORDER = "A fit reads the data several times, and must find all examples in the same order"
 
 
@@ -50,12 +51,12 @@ class Examples:
     batch_fn : callable, optional
         Turns a batch into ``(inputs, targets)``.
     device : torch.device
-        Where ranges are delivered.
+        The device of what :meth:`read` returns.
     dtype : torch.dtype, optional
-        Of the tensors that arrays of floating-point numbers become; by default torch's own.
+        The type of tensors that are made of floating-point arrays; by default that of torch.
     held_bytes : int, optional
-        How much of the data is held in the memory of the host; more is read from the loader in each sweep. By default a
-        quarter of what is free.
+        How much data may be held in host memory; more than that is read from the loader in each sweep. By default a
+        quarter of the free memory. It is not part of a ``memory_limit``.
 
     Attributes
     ----------
@@ -85,24 +86,27 @@ class Examples:
         self._batches: list[Batch] | None = []  # None: too large to hold
         self._sums, size = self._read_all(loader, held_bytes)
         self._stream: Stream | None = Stream(loader, len(self._starts) - 1, held_bytes)
-        self._fixed = False  # whether nobody else can write into what is held
+        self._fixed = False  # whether nobody else can write into the tensors that are held
         self._probe()
         if self._batches is None:
             return
         self._stream = None
-        if device.type != "cpu" and size <= _KEPT_ON_DEVICE:  # else they would travel in every sweep
+        if device.type != "cpu" and size <= _KEPT_ON_DEVICE:  # else they would be moved in every sweep
             own = [(to_device(x, device), y.to(device)) for x, y in self._batches]
             pairs = zip(leaves(own), leaves(self._batches), strict=True)
             self._batches, self._fixed = own, all(new is not old for new, old in pairs)
 
     def __len__(self) -> int:
-        """Return the number of examples seen."""
+        """Return the number of examples."""
         return self._starts[-1]
 
     def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
-        """Return inputs and targets of examples ``start`` to ``stop``, on the device, compared with the first time.
+        """Return copies of the inputs and targets of examples ``start`` to ``stop`` on the device, after a comparison.
 
-        They are nobody else's, so that a network may work on its input in place.
+        Raises
+        ------
+        DataError
+            If they are not what was read the first time.
         """
         first, last = bisect_right(self._starts, start) - 1, bisect_right(self._starts, stop - 1) - 1
         if self._stream is not None:
@@ -124,16 +128,16 @@ class Examples:
         return moved
 
     def chosen(self, numbers: Sequence[int]) -> Examples:
-        """Return some of the examples, by their numbers in ascending order, read once and held."""
+        """Return some of the examples by their ascending numbers, read once and held."""
         return _Chosen(self, numbers)
 
     def some(self, numbers: Sequence[int]) -> Iterator[tuple[Any, Tensor]]:
-        """Iterate over examples by their numbers, in ascending order; those of a batch together, on the device."""
+        """Iterate over examples by their ascending numbers, those of a batch together, on the device."""
         groups = [(batch, list(group)) for batch, group in groupby(numbers, self.batch_of)]
         within = torch.tensor([n - self._starts[batch] for batch, group in groups for n in group], device=self.device)
         for (batch, group), where in zip(groups, within.split([len(group) for _, group in groups]), strict=True):
             first = self._starts[batch]
-            if self._fixed and self._batches is not None:  # what nobody else can write into need not be compared
+            if self._fixed and self._batches is not None:  # these need not be compared
                 pair, shift = self._batches[batch], 0
             else:
                 shift = group[0] - first
@@ -147,11 +151,11 @@ class Examples:
             yield first, min(end, first + size)
 
     def batch_of(self, number: int) -> int:
-        """Return the batch that an example is in."""
+        """Return the number of the batch that holds an example."""
         return bisect_right(self._starts, number) - 1
 
     def name(self, examples: Iterable[int]) -> str:
-        """Say in which batches some examples are, and where in them."""
+        """Describe in which batches some examples are, and where in them."""
         groups = groupby(sorted(examples), self.batch_of)
         named, left = [], _NAMED
         for batch, members in groups:
@@ -168,13 +172,11 @@ class Examples:
         return ", ".join(named)
 
     def fingerprint(self) -> str:
-        """Return a hash of all data: of the checksums of the examples in their order, their shapes and their types."""
-        digest = hashlib.sha256(repr(self._layout).encode())
-        digest.update(self._sums.numpy().tobytes())
-        return digest.hexdigest()
+        """Return a hash of all data: the checksums of the examples in order, their shapes and types."""
+        return fingerprint([("checksums", self._sums)], repr(self._layout))
 
     def _read_all(self, loader: Iterable[Any], held_bytes: int) -> tuple[Tensor, int]:
-        """Read the data for the first time; return checksums and bytes."""
+        """Read the data for the first time, and return their checksums and their size in bytes."""
         sums, size = [], 0
         for i, batch in enumerate(loader):
             x, y = numbered(i, batch, self._batch_fn, self._dtype)
@@ -196,7 +198,7 @@ class Examples:
         return torch.cat(sums), size
 
     def _probe(self) -> None:
-        """Read the beginning a second time, by which most loaders that are not repeatable give themselves away."""
+        """Read the first batches a second time, which shows most loaders that cannot be repeated."""
         assert self._stream is not None
         last = min(_PROBED_BATCHES, len(self._starts) - 1) - 1
         for i, batch in enumerate(self._stream.read(0, last, self._split_again)):
@@ -206,12 +208,12 @@ class Examples:
         x, y = numbered(i, batch, self._batch_fn, self._dtype)
         if len(y) != self._starts[i + 1] - self._starts[i] or _layout(i, x, y) != self._layout:
             raise DataError(self._changed(i))
-        if i == 0:  # which is held from pass to pass, so that nobody may read this one
+        if i == 0:  # which the stream holds, so that it may never be compared later
             self._compare(i, 0, x, y)
         return x, y
 
     def _compare(self, i: int, offset: int, x: Any, y: Tensor) -> None:
-        """Refuse examples of a batch, from an offset on, that are not what they were."""
+        """Refuse examples of a batch, from an offset on, that have changed."""
         start = self._starts[i] + offset
         same = checksums(leaves((x, y)), len(y)) == self._sums[start : start + len(y)]
         if not same.all():
@@ -240,11 +242,11 @@ class _Chosen(Examples):
         self._held = join_examples(list(whole.some(self._numbers)))
 
     def __len__(self) -> int:
-        """Return how many were chosen."""
+        """Return the number of chosen examples."""
         return len(self._numbers)
 
     def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
-        """Return copies of some of them."""
+        """Return copies of some of the chosen examples."""
         x, y = self._held
         moved: tuple[Any, Tensor] = map_leaves(
             lambda leaf: leaf.clone(), (take_examples(x, start, stop), y[start:stop])
@@ -252,8 +254,85 @@ class _Chosen(Examples):
         return moved
 
     def name(self, examples: Iterable[int]) -> str:
-        """Say which examples of the whole they are."""
+        """Describe which of all examples these are."""
         return self._whole.name(self._numbers[i] for i in examples)
+
+
+class Beginning(NamedTuple):
+    """The first examples of some data, and the number of all examples."""
+
+    examples: Examples
+    n_examples: int
+    estimated: bool  # whether the number was estimated from the number of batches
+
+
+class Expected(Examples):
+    """Examples of which only the first can be read, to plan with."""
+
+    def __init__(self, beginning: Examples, n_examples: int) -> None:
+        self.device, self._beginning, self._n_examples = beginning.device, beginning, n_examples
+
+    def __len__(self) -> int:
+        """Return the number of all examples."""
+        return self._n_examples
+
+    def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
+        """Return some of the first examples."""
+        return self._beginning.read(start, stop)
+
+
+def read_beginning(data: Any, batch_fn: BatchFn | None, device: torch.device, dtype: torch.dtype) -> Beginning:
+    """Read a few batches of a loader, and count its examples without reading the rest.
+
+    A loader without a length is read to its end.
+    """
+    loader = as_loader(data)
+    check_order(loader, IN_ORDER)
+    if _length(loader) is None:
+        examples = Examples(loader, batch_fn, device, dtype=dtype)
+        n_examples, estimated = len(examples), False
+    else:
+        batches, sizes, complete = _first_batches(loader, batch_fn, dtype)
+        examples = Examples(batches, batch_fn, device, dtype=dtype)
+        n_examples, estimated = (sum(sizes), False) if complete else _count(loader, batch_fn, dtype, sizes)
+    return Beginning(examples.chosen(range(min(_PLANNED_EXAMPLES, len(examples)))), n_examples, estimated)
+
+
+def _length(loader: Iterable[Any]) -> int | None:
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except (TypeError, NotImplementedError):  # a DataLoader of a stream
+        return None
+
+
+def _first_batches(
+    loader: Iterable[Any], batch_fn: BatchFn | None, dtype: torch.dtype
+) -> tuple[list[Any], list[int], bool]:
+    """Return the first batches, their sizes, and whether these are all batches."""
+    batches: list[Any] = []
+    sizes: list[int] = []
+    with torch.random.fork_rng(devices=()):  # a DataLoader draws a seed; samples must not depend on plans
+        iterator = iter(loader)
+    for i, batch in enumerate(iterator):
+        if i == _PLANNED_BATCHES or sum(sizes) >= _PLANNED_EXAMPLES:
+            return batches, sizes, False
+        batches.append(batch)
+        sizes.append(len(numbered(i, batch, batch_fn, dtype)[1]))
+    return batches, sizes, True
+
+
+def _count(loader: Iterable[Any], batch_fn: BatchFn | None, dtype: torch.dtype, sizes: list[int]) -> tuple[int, bool]:
+    """Return the number of examples of a loader whose first batches have these sizes, and whether it is estimated."""
+    if isinstance(loader, list):
+        rest = enumerate(loader[len(sizes) :], len(sizes))
+        return sum(sizes) + sum(len(numbered(i, batch, batch_fn, dtype)[1]) for i, batch in rest), False
+    if isinstance(loader, DataLoader) and type(loader.batch_sampler) is BatchSampler:
+        total, size = _length(loader.sampler), loader.batch_sampler.batch_size
+        if not isinstance(loader.dataset, IterableDataset) and total is not None and set(sizes) == {size}:
+            return total, False
+    n_batches = _length(loader)
+    assert n_batches is not None
+    return round(n_batches * sum(sizes) / len(sizes)), True
 
 
 def _layout(i: int, x: Any, y: Tensor) -> dict[str, Any]:
@@ -265,7 +344,7 @@ def _layout(i: int, x: Any, y: Tensor) -> dict[str, Any]:
 
 
 def check_batch(i: int, x: Any, y: Tensor) -> None:
-    """Refuse a batch that is empty, or whose inputs and targets are not as many, or not finite."""
+    """Refuse a batch that is empty, has another number of targets than of inputs, or numbers that are not finite."""
     n = n_examples(x)
     if n != len(y):
         msg = f"Batch {i} holds {n} inputs but {len(y)} targets."
@@ -285,7 +364,7 @@ def check_batch(i: int, x: Any, y: Tensor) -> None:
 
 
 def _difference(i: int, found: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Say what of a batch is not as in the earlier ones."""
+    """Describe how a batch differs from the earlier ones."""
     if list(found) != list(expected):
         return f"Batch {i} holds {', '.join(found)}, the earlier ones {', '.join(expected)}: pass batches of one kind."
     path = next(path for path in expected if found[path] != expected[path])
@@ -295,11 +374,11 @@ def _difference(i: int, found: Mapping[str, Any], expected: Mapping[str, Any]) -
             return f"Batch {i} holds {path} of type {got[1]}, the earlier ones {wanted[1]}: convert all to one type."
         if isinstance(got[0], tuple):
             return (
-                f"Batch {i} holds {path} of shape {got[0]} an example, the earlier ones {wanted[0]}: pad all to one "
+                f"Batch {i} holds {path} of shape {got[0]} per example, the earlier ones {wanted[0]}: pad all to one "
                 'shape (a tokenizer or collator that pads each batch by itself: padding="max_length").'
             )
         got, wanted = got[0], wanted[0]
     return (
         f"Batch {i} holds {got!r} as {path}, the earlier ones {wanted!r}: what has no entry for each example belongs "
-        "to all of them, so pass a tensor with one entry an example, or the same in every batch."
+        "to all of them, so pass a tensor with one entry per example, or the same in every batch."
     )

@@ -1,24 +1,29 @@
-r"""One rule for each type of layer: its rows, from what went in and what came back.
+r"""One rule for each type of layer: its rows, from its inputs and from the gradients of its outputs.
 
 A rule is a function ``(module, inputs, gradients) -> rows``. ``inputs`` (n, ...) went into the layer, ``gradients``
 (n, O, ...) are the derivatives of each output of the network with respect to what came out of it. The rows are
-:class:`Factors`, or entries (n, O, *shape) for each parameter, made when they are asked for. A layer type is added
-by writing such a function and naming it in :data:`RULES`, or in :data:`NAMED_RULES` where the type belongs to another
-package; rows are compared with plain differentiation before they are used, so that a rule need not foresee everything.
+:class:`Factors`, or entries (n, O, *shape) for each parameter, computed when they are asked for. To add a layer type,
+write such a function and name it in :data:`RULES`, or in :data:`NAMED_RULES` if the type belongs to another package.
+Rows are compared with plain differentiation before they are used, so that a rule need not foresee everything.
+
+``find_layers`` says which layers of a network have a rule and do what their type says.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nullbayes.jacobian.network import Network
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
+from nullbayes.torch_internals import has_hooks
 
 Entries = dict[str, Callable[[], Tensor]]  # name of the parameter -> (n, O, *shape)
 
@@ -45,7 +50,7 @@ Rule = Callable[[Any, Tensor, Tensor], Factors | Entries]
 
 
 def pieces(rows: Factors | Entries, columns: Mapping[str, int], shared: Collection[str] = ()) -> list[Piece]:
-    """Place rows at their columns: factors where an example has one position, entries where it has several.
+    """Place rows at their columns: as factors if an example has one position, as entries if it has several.
 
     Parameters that are ``shared`` with other layers always have entries, because entries can be summed.
     """
@@ -65,7 +70,7 @@ def pieces(rows: Factors | Entries, columns: Mapping[str, int], shared: Collecti
 
 
 def summed(pieces: Iterable[Piece]) -> list[Piece]:
-    """Add up the shares that several layers have in the rows of one parameter."""
+    """Add up the shares of several layers in the rows of one parameter."""
     entries: dict[int, DensePiece] = {}
     result: list[Piece] = []
     for piece in pieces:
@@ -81,6 +86,69 @@ def summed(pieces: Iterable[Piece]) -> list[Piece]:
 def rule_for(kind: type[nn.Module]) -> Rule | None:
     """Return the rule of a type of layer, or None if there is none."""
     return RULES.get(kind) or NAMED_RULES.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+# --- the layers of a network ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A layer that has a rule, and the columns of its parameters that vary."""
+
+    name: str
+    module: nn.Module
+    columns: Mapping[str, int]  # own name of the parameter -> first column
+    uses: Mapping[str, int]  # own name of the parameter -> number of modules that have it
+
+    @property
+    def n_parameters(self) -> int:
+        """The number of its parameters that vary."""
+        return sum(self.module.get_parameter(name).numel() for name in self.columns)
+
+    def pieces(self, inputs: Tensor, gradients: Tensor) -> list[Piece]:  # (n, ...), (n, O, ...)
+        """Return its rows; of a parameter that other layers have as well, its share of the entries."""
+        rule = rule_for(type(self.module))
+        assert rule is not None
+        shared = {name for name in self.columns if self.uses[name] > 1}
+        return pieces(rule(self.module, inputs, gradients), self.columns, shared)
+
+
+def find_layers(network: Network) -> tuple[Layer, ...]:
+    """Return the layers that have a rule and parameters that vary."""
+    starts, start = {}, 0
+    varying = dict(network.module.named_parameters())
+    for name, size in zip(network.names, network.sizes, strict=True):
+        starts[id(varying.get(name))] = start
+        start += size
+    uses: dict[int, int] = {}
+    for _, parameter in network.module.named_parameters(remove_duplicate=False):
+        uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+    layers = []
+    for name, module in network.module.named_modules():
+        if rule_for(type(module)) is None or _is_changed(module):
+            continue
+        own = dict(module.named_parameters(recurse=False))
+        columns = {key: starts[id(parameter)] for key, parameter in own.items() if id(parameter) in starts}
+        layers.append(Layer(name, module, columns, {key: uses[id(own[key])] for key in columns}))
+    return with_all_uses(layers)
+
+
+def with_all_uses(layers: Iterable[Layer]) -> tuple[Layer, ...]:
+    """Leave out parameters that are used outside these layers as well, and layers that then have none."""
+    layers = tuple(layers)
+    found = Counter(column for layer in layers for column in layer.columns.values())
+    kept = []
+    for layer in layers:
+        columns = {name: column for name, column in layer.columns.items() if found[column] == layer.uses[name]}
+        if columns:
+            kept.append(replace(layer, columns=columns))
+    return tuple(kept)
+
+
+def _is_changed(module: nn.Module) -> bool:
+    """Whether a layer does something else than its type says: it has hooks, another forward or other parameters."""
+    own = dict(module.named_parameters(recurse=False))
+    return has_hooks(module) or "forward" in vars(module) or not own.keys() <= {"weight", "bias"}
 
 
 # --- the rules --------------------------------------------------------------------------------------------------------

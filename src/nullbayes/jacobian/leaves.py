@@ -45,10 +45,10 @@ class Leaves:
         scripts keep references of their own.
         """
         with network.lock:
-            if "leaves" not in network.found:
+            if "leaves" not in network.cache:
                 kept = any(isinstance(m, (nn.RNNBase, torch.jit.ScriptModule)) for m in network.module.modules())
-                network.found["leaves"] = None if kept else Leaves(network)
-            found: Leaves | None = network.found["leaves"]
+                network.cache["leaves"] = None if kept else Leaves(network)
+            found: Leaves | None = network.cache["leaves"]
             return found
 
     def outputs(self, x: Any) -> Tensor:  # (n, ...)

@@ -1,11 +1,13 @@
-"""What people pass as data: a loader, arrays, a dataset; and whether it can be read in order, all of it."""
+"""What users pass as data: a loader, arrays or a dataset; whether it can be read in order; how it is read again."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,14 +29,15 @@ from torch.utils.data.distributed import DistributedSampler
 from nullbayes.errors import DataError
 from nullbayes.jacobian.batches import BatchFn, as_tensors, is_array, leaves, split_batch
 
+Batch = tuple[Any, Tensor]  # inputs and targets
 RECIPE = "DataLoader(dataset, batch_size=..., shuffle=False)"
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _ASKED_TWICE = 3  # examples of a dataset, to see whether it augments
-_BATCH = 256  # examples, where a dataset is cut into batches here
+_BATCH = 256  # examples per batch of a dataset
 
 
 def as_loader(data: Any) -> Iterable[Any]:
-    """Return an iterable of batches: of inputs and targets as one pair, of a dataset, or the loader itself."""
+    """Return an iterable of batches: a pair (inputs, targets) as one batch, those of a dataset, or the loader."""
     if isinstance(data, tuple) and len(data) == 2 and _is_data(data):
         return [data]
     if isinstance(data, Dataset) and not isinstance(data, DataLoader):
@@ -58,7 +61,7 @@ def as_loader(data: Any) -> Iterable[Any]:
 
 
 def batches(data: Any, batch_fn: BatchFn | None, dtype: torch.dtype) -> Iterator[tuple[Any, Tensor]]:
-    """Iterate over inputs and targets once, in whatever order they come."""
+    """Iterate over inputs and targets once, in any order."""
     with torch.random.fork_rng(devices=()):  # a DataLoader draws a seed
         iterator = iter(as_loader(data))
     for number, batch in enumerate(iterator):
@@ -66,7 +69,7 @@ def batches(data: Any, batch_fn: BatchFn | None, dtype: torch.dtype) -> Iterator
 
 
 def numbered(i: int, batch: Any, batch_fn: BatchFn | None, dtype: torch.dtype) -> tuple[Any, Tensor]:
-    """Take a batch apart, and name it where that fails."""
+    """Split a batch into inputs and targets; an error names the batch."""
     try:
         return split_batch(batch, batch_fn, dtype)
     except DataError as error:
@@ -75,7 +78,7 @@ def numbered(i: int, batch: Any, batch_fn: BatchFn | None, dtype: torch.dtype) -
 
 
 def check_order(loader: Iterable[Any], purpose: str) -> None:
-    """Refuse a DataLoader that does not go through all examples in order, with every reason at once."""
+    """Refuse a DataLoader that does not read all examples in order, with all reasons at once."""
     if not isinstance(loader, DataLoader):
         return
     reasons = [reason for reason in (_randomness(loader), _losses(loader)) if reason]
@@ -88,24 +91,124 @@ def check_order(loader: Iterable[Any], purpose: str) -> None:
     raise DataError(msg + (" Augmentation is for you to switch off in the dataset." if more else ""))
 
 
-def evaluation_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a loader of the same examples, each once and in order: what ``fit`` and ``predict`` need.
+def batch_bytes(x: Any, y: Tensor) -> int:
+    """Return the bytes of a batch."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in (*leaves(x), y))
 
-    It has the dataset, the collate function, the batch size and the workers of the one that was used for training, but
-    neither shuffles nor drops the last batch. Of a loader whose sampler takes some of the examples, such as a
-    ``SubsetRandomSampler`` or a list of indices, it takes the same ones.
+
+class Stream:
+    """The batches of a loader by number, read in order in one pass per sweep, with few of them in memory.
+
+    To read an earlier batch that is no longer held begins a new pass. The first batch is always held, because the
+    examples that the network is examined with lie there; of the others, at most ``held_bytes``.
+    """
+
+    def __init__(self, loader: Iterable[Any], n_batches: int, held_bytes: int) -> None:
+        self._loader, self._n, self._held_bytes = loader, n_batches, held_bytes
+        self._first: Batch | None = None
+        self._window: deque[tuple[Batch, int]] = deque()  # with their bytes
+        self._iterator: Iterator[Any] | None = None
+        self._bytes = 0  # of the window
+        self._next = 0  # the number of the batch that the iterator yields next
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the current pass: a copy begins its own."""
+        return {key: getattr(self, key) for key in ("_loader", "_n", "_held_bytes")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Begin a pass of one's own."""
+        Stream.__init__(self, *state.values())
+
+    def read(self, first: int, last: int, split: Callable[[int, Any], Batch]) -> list[Batch]:
+        """Return batches ``first`` to ``last``, both included.
+
+        ``split(number, batch)`` takes them apart, and refuses those that differ from the first time. No reference to it
+        is kept, so that the owner of the stream and the workers of the current pass end with its last reference.
+        """
+        with self._lock:
+            beginning = [] if first > 0 or self._first is None else [self._first]
+            first += len(beginning)
+            if first > last:
+                return beginning
+            if first < self._next - len(self._window):
+                self._rewind()
+            while self._next <= last:
+                self._shrink(keep_from=first)
+                self._advance(split)
+            start = self._next - len(self._window)
+            batches = [self._window[i - start][0] for i in range(first, last + 1)]
+            self._shrink(keep_from=last)
+            return beginning + batches
+
+    def _rewind(self) -> None:
+        self._iterator = None  # which ends its workers
+        self._window.clear()
+        self._bytes = self._next = 0
+
+    def _shrink(self, keep_from: int) -> None:
+        """Drop batches before a number while too much is held."""
+        while self._window and self._next - len(self._window) < keep_from and self._bytes > self._held_bytes:
+            self._bytes -= self._window.popleft()[1]
+
+    def _advance(self, split: Callable[[int, Any], Batch]) -> None:
+        number = self._next
+        if self._iterator is None:
+            with torch.random.fork_rng(devices=()):  # a DataLoader draws a seed; samples must not depend on passes
+                self._iterator = iter(self._loader)
+        try:
+            batch = split(number, next(self._iterator))
+        except StopIteration:
+            self._rewind()
+            msg = (
+                "The loader can be read only once: pass a DataLoader, or list(loader)."
+                if number == 0
+                else f"The loader yields {number} batches now and yielded {self._n} at first: it must yield the same "
+                "data whenever it is read."
+            )
+            raise DataError(msg) from None
+        except BaseException:
+            self._rewind()
+            raise
+        if number == 0:
+            self._first = batch
+        self._window.append((batch, batch_bytes(*batch)))
+        self._bytes += self._window[-1][1]
+        self._next = number + 1
+        if self._next == self._n:  # these are all; asking once more ends its workers
+            iterator, self._iterator = self._iterator, None
+            if next(iterator, self) is not self:
+                self._rewind()
+                msg = (
+                    f"The loader yields more than the {self._n} batches that it yielded at first: it must yield the "
+                    "same data whenever it is read."
+                )
+                raise DataError(msg)
+
+
+def evaluation_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader of the same examples, each once and in order, as ``fit`` and ``predict`` need it.
+
+    It has the dataset, the collate function, the batch size and the workers of the given loader, but neither shuffles
+    nor drops the last batch. If the sampler of the loader takes only some of the examples, such as a
+    ``SubsetRandomSampler`` or a list of indices, the new one takes the same ones.
 
     Parameters
     ----------
     loader : torch.utils.data.DataLoader
-        For training. From Lightning: ``trainer.train_dataloader``, or ``datamodule.train_dataloader()``. The Hugging
-        Face ``Trainer`` makes the right one itself: ``trainer.get_eval_dataloader(trainer.train_dataset)``.
+        The loader for training. From Lightning: ``trainer.train_dataloader``, or ``datamodule.train_dataloader()``. The
+        Hugging Face ``Trainer`` makes the right one itself: ``trainer.get_eval_dataloader(trainer.train_dataset)``.
+
+    Returns
+    -------
+    torch.utils.data.DataLoader
+        The loader for evaluation.
 
     Raises
     ------
     DataError
         If the dataset gives another example when it is asked twice: random augmentation can only be switched off where
-        the dataset is made. Or if a sampler of one's own takes other examples each time.
+        the dataset is made. Or if a custom sampler takes other examples each time.
 
     Examples
     --------
@@ -142,7 +245,7 @@ def _is_loader(data: Any) -> bool:
 
 
 def _is_data(pair: tuple[Any, Any]) -> bool:
-    """Whether a tuple is inputs and targets, rather than two batches."""
+    """Whether a pair is inputs and targets rather than two batches."""
     x, y = pair
     return is_array(y) and (is_array(x) or any(True for _ in leaves(as_tensors(x, None))))
 
@@ -165,17 +268,17 @@ def _randomness(loader: DataLoader[Any]) -> str:
 
 
 def _is_known(sampler: Any) -> bool:
-    """Whether a sampler is one of torch's own, or fixed indices."""
+    """Whether a sampler belongs to torch, or is a fixed sequence of indices."""
     return isinstance(sampler, (SequentialSampler, DistributedSampler, list, tuple, range)) or (
         type(sampler).__module__.startswith("torch.utils.data")
     )
 
 
 def _read_twice(loader: DataLoader[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the indices of a pass, and of another one."""
+    """Return the indices of two passes."""
     own_batches = _has_own_batches(loader)
     source: Any = loader.batch_sampler if own_batches else _sampler(loader)
-    with _random_numbers_kept(), contextlib.suppress(TypeError):  # one that does not say how long it is
+    with _random_numbers_kept(), contextlib.suppress(TypeError):  # a sampler without a length
         one, other = (list(itertools.islice(source, len(source))) for _ in range(2))
         return (
             ([i for batch in one for i in batch], [i for batch in other for i in batch])
@@ -190,7 +293,7 @@ def _has_own_batches(loader: DataLoader[Any]) -> bool:
 
 
 def _chosen(loader: DataLoader[Any]) -> list[int] | None:
-    """Return which examples a loader takes, in order; None for all of them."""
+    """Return the indices of the examples that a loader takes, in order; None for all of them."""
     sampler = _sampler(loader)
     if isinstance(sampler, SubsetRandomSampler):
         return sorted(sampler.indices)
@@ -216,7 +319,7 @@ def _losses(loader: DataLoader[Any]) -> str:
     try:
         left = len(sampler) % batches.batch_size  # type: ignore[union-attr]
     except (TypeError, AttributeError):
-        return "drops its last few examples (drop_last=True)"  # a stream does not say how long it is
+        return "drops its last few examples (drop_last=True)"  # a stream has no length
     return f"drops its last {left} examples (drop_last=True)" if left else ""
 
 
@@ -231,10 +334,10 @@ def _batch_size(loader: DataLoader[Any]) -> int | None:
 
 
 def _augmentation(dataset: Any) -> str:
-    """Say how a dataset differs from itself; nothing where it does not, or cannot be asked twice."""
+    """Say how a dataset differs between two reads. Empty if it does not, or cannot be read twice."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         return ""
-    with contextlib.suppress(Exception), _random_numbers_kept():  # whatever it is, reading will tell
+    with contextlib.suppress(Exception), _random_numbers_kept():  # errors show when the data are read
         for i in range(min(_ASKED_TWICE, len(dataset))):
             if not _equal(dataset[i], dataset[i]):
                 transform = getattr(dataset, "transform", None)
@@ -245,7 +348,7 @@ def _augmentation(dataset: Any) -> str:
 
 @contextlib.contextmanager
 def _random_numbers_kept() -> Iterator[None]:
-    """Leave the random numbers of torch, NumPy and Python as they were: datasets and samplers draw from any of them."""
+    """Restore the random states of torch, NumPy and Python: datasets and samplers may draw from any of them."""
     of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=()):

@@ -1,13 +1,15 @@
-"""Modules as people have them: wrapped, in half precision, or no module at all; seen as one that can be differentiated.
+"""The modules of users, which may be wrapped, in half precision, or functions; and which of their parameters vary.
 
 The user's module is never changed. Its structure is copied; tensors are shared with the copy unless they are in half
-precision, in which no linear algebra can be done.
+precision, which has no linear algebra.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import difflib
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,26 +17,28 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from nullbayes.errors import ModelError
+from nullbayes.torch_internals import before_compilation, is_batch_norm
 
+Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 HALF = (torch.bfloat16, torch.float16)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module inside wrappers that only say how to run it: compiled, or spread over devices."""
+    """Return the module inside wrappers that only say how to run it: compiled, or distributed over devices."""
     while True:
         if isinstance(model, (DataParallel, DistributedDataParallel)):
             model = model.module
-        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):  # torch.compile
+        elif (inner := before_compilation(model)) is not None:
             model = inner
         else:
             return model
 
 
 def evaluation_copy(model: nn.Module) -> nn.Module:
-    """Return a copy in evaluation mode that can be differentiated, or say what stands in the way."""
+    """Return a copy in evaluation mode that can be differentiated, or say why there is none."""
     _refuse(model)
     tensors = [*model.parameters(), *model.buffers()]
-    with torch.inference_mode(False):  # a buffer may be written in the forward pass: the copy has its own
+    with torch.inference_mode(False):  # the copy has buffers of its own, which a forward pass may write
         own = {id(t): _single(t) for t in model.parameters()} | {id(t): _single(t).clone() for t in model.buffers()}
     results = [v for m in model.modules() for v in vars(m).values() if isinstance(v, Tensor) and not v.is_leaf]
     try:
@@ -50,14 +54,14 @@ def evaluation_copy(model: nn.Module) -> nn.Module:
     _evaluate(module, model)
     for layer in module.modules():
         if isinstance(layer, nn.Embedding):
-            layer.padding_idx = None  # hides a derivative that is there: the padding has an influence like other words
+            layer.padding_idx = None  # which zeroes a gradient although the padding embedding does affect the output
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
             layer.sparse = False
     return module
 
 
 def _evaluate(module: nn.Module, model: nn.Module) -> None:
-    """Set a copy to evaluation mode, and refuse one that changes the weights, which are the user's, on the way."""
+    """Set a copy to evaluation mode; refuse one that changes the weights by that, because they are the user's."""
     if not any(type(m).train is not nn.Module.train or type(m).eval is not nn.Module.eval for m in module.modules()):
         module.eval()
         return
@@ -75,15 +79,90 @@ def _evaluate(module: nn.Module, model: nn.Module) -> None:
         raise ModelError(msg)
 
 
+def select_parameters(model: nn.Module, parameters: Selection) -> dict[str, nn.Parameter]:
+    """Return the parameters that vary, by name, or say why the selection cannot be taken."""
+    chosen = _matching(model, parameters)
+    _check_uniform(chosen)
+    bad = next((name for name, p in chosen.items() if not torch.isfinite(p).all()), None)
+    if bad is not None:
+        msg = f"Parameter {bad!r} holds NaN or Inf: the network cannot have been trained to this state."
+        raise ModelError(msg)
+    return chosen
+
+
+def _matching(model: nn.Module, parameters: Selection) -> dict[str, nn.Parameter]:
+    everything = dict(model.named_parameters())
+    trainable = {name: p for name, p in everything.items() if p.requires_grad}
+    if parameters is None:
+        if not trainable:
+            msg = "No parameter of the model requires gradients: set requires_grad_(True) on those that may vary."
+            raise ModelError(msg)
+        return trainable
+    if callable(parameters):
+        chosen = {name: p for name, p in everything.items() if parameters(name, p)}
+        if not chosen:
+            msg = "parameters=... holds for no parameter of the model."
+            raise ModelError(msg)
+        return chosen
+    patterns = [parameters] if isinstance(parameters, str) else list(parameters)
+    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+        msg = (
+            f"parameters=... takes names or globs, such as {list(everything)[-1]!r}, or a predicate, "
+            f"not {str(parameters)[:60]}."
+        )
+        raise ModelError(msg)
+    for pattern in patterns:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in everything):
+            raise ModelError(_no_match(pattern, list(everything)))
+    return {n: p for n, p in everything.items() if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)}
+
+
+def _no_match(pattern: str, names: list[str]) -> str:
+    """Say what a pattern without a match may have meant: all of a layer, or a similar name."""
+    for longer in (f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"):
+        if fnmatch.filter(names, longer):
+            return f"parameters={pattern!r} is the name of no parameter: {longer!r} would match some."
+    alike = difflib.get_close_matches(pattern, names, 8) or names[:8]
+    more = ", ..." if len(names) > len(alike) else ""
+    return f"parameters={pattern!r} matches none of {', '.join(alike)}{more}: pass a name of these, or a glob."
+
+
+def _check_uniform(chosen: Mapping[str, Tensor]) -> None:
+    """Refuse parameters on several devices, of several precisions, or of integers."""
+    for what, values in (
+        ("devices", {str(p.device) for p in chosen.values()}),
+        ("precisions", {"float32" if p.dtype in HALF else str(p.dtype)[6:] for p in chosen.values()}),
+    ):
+        if len(values) > 1:
+            msg = (
+                f"The parameters lie on several {what} ({', '.join(sorted(values))}): "
+                "move the model to one, or restrict parameters=... to one."
+            )
+            raise ModelError(msg)
+    if not all(p.is_floating_point() for p in chosen.values()):
+        msg = "Only floating-point parameters can vary: restrict parameters=... to those."
+        raise ModelError(msg)
+
+
 def as_module(function: Callable[..., Any], parameters: Mapping[str, Tensor]) -> nn.Module:
-    """Return a plain function of a dict of parameters as a module, which posteriors take.
+    """Return a module that calls a function of a dict of parameters.
 
     Parameters
     ----------
     function : callable (parameters, *inputs) -> outputs
         Takes the parameters as a dict with the names given here.
     parameters : mapping of floating-point tensors
-        The trained values; shared, not copied. Names may have dots, as those of a module.
+        The trained values; shared, not copied. Names may have dots, like those of a module.
+
+    Returns
+    -------
+    nn.Module
+        What posteriors take as a model.
+
+    Raises
+    ------
+    ModelError
+        If a parameter is not a floating-point tensor, or a module cannot have its name.
 
     Examples
     --------
@@ -123,7 +202,7 @@ class _FunctionModule(nn.Module):
         return self._function({name: self.get_parameter_now(name) for name in self._names}, *args, **kwargs)
 
     def get_parameter_now(self, name: str) -> Tensor:
-        """Return a parameter, or the tensor that stands in its place while others are tried out."""
+        """Return a parameter, or the tensor that replaces it during a call."""
         place: Any = self
         for part in name.split("."):
             place = getattr(place, part)
@@ -148,7 +227,7 @@ def _refuse(model: nn.Module) -> None:
                 f"Layer {name!r} has not seen an input yet, so that its parameters have no shape: call the model once."
             )
             raise ModelError(msg)
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.running_mean is None:
+        if is_batch_norm(layer) and layer.running_mean is None:
             msg = (
                 f"Layer {name!r} normalizes by the statistics of the batch (track_running_stats=False), so examples "
                 "influence each other: train it with running statistics, or use GroupNorm."

@@ -1,4 +1,4 @@
-r"""A module seen as a function :math:`f(\theta, x)` of one flat vector, without touching the module.
+r"""A module as a function :math:`f(\theta, x)` of one flat vector of parameters.
 
 The structure of the module is copied once and set to evaluation mode; its tensors are shared, not copied. The
 user's module keeps its mode, its gradients and its attributes.
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import difflib
-import fnmatch
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,33 +17,31 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from nullbayes.errors import InputError, ModelError, NullBayesError
+from nullbayes.hashing import fingerprint
 from nullbayes.jacobian.batches import described, leaves, map_leaves, n_examples, same_form, take_examples
-from nullbayes.jacobian.fingerprint import fingerprint
-from nullbayes.jacobian.kernels import differentiable_kernels, eager_parts, recurrent_kernels
-from nullbayes.jacobian.modules import HALF, evaluation_copy, unwrapped
+from nullbayes.jacobian.modules import HALF, evaluation_copy, select_parameters, unwrapped
+from nullbayes.jacobian.modules import Selection as Selection
 from nullbayes.jacobian.places import Places, tensors_of
 from nullbayes.memory import is_out_of_memory
+from nullbayes.precision import differentiable, plain_recurrence, uncompiled
+from nullbayes.torch_internals import before_compilation
 
 OutputFn = Callable[[Any], Tensor]
-Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 
 
 class Network:
-    """The function, and the flat vector of the parameters that may vary.
+    """A network as a function of the flat vector of the parameters that vary.
 
     Parameters
     ----------
     model : nn.Module
-        Any differentiable module whose examples do not influence each other.
+        Any differentiable module whose examples do not influence each other. One in half precision is evaluated in
+        float32, at the same values of its parameters.
     parameters : None, str, iterable of str, or callable (name, parameter) -> bool
         Which parameters vary: all that require gradients, those whose names match a glob such as ``"head.*"``, or
         those for which the predicate holds.
     output_fn : callable, optional
-        Takes the outputs out of what the model returns; by default its only tensor, or that called "logits".
-
-    Notes
-    -----
-    A model in half precision is evaluated in float32, at the same values of its parameters.
+        Takes the outputs out of what the model returns; by default its only tensor, or the one called "logits".
     """
 
     def __init__(self, model: nn.Module, parameters: Selection = None, output_fn: OutputFn | None = None) -> None:
@@ -55,37 +51,32 @@ class Network:
         self.model = model = unwrapped(model)
         self.module = evaluation_copy(model)
         self.output_fn = output_fn or the_output
-        switches = {
-            recurrent_kernels: any(isinstance(module, nn.RNNBase) for module in model.modules()),
-            eager_parts: any(hasattr(module, "_orig_mod") for module in model.modules()),
-        }
-        self._switches = tuple(switch for switch, needed in switches.items() if needed)
-        chosen = _select(model, parameters)
+        self._switches = []
+        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+            self._switches.append(plain_recurrence)
+        if any(before_compilation(module) is not None for module in model.modules()):
+            self._switches.append(uncompiled)
+        chosen = select_parameters(model, parameters)
         self.names = tuple(chosen)
         self.shapes = tuple(tuple(p.shape) for p in chosen.values())
         self.sizes = tuple(p.numel() for p in chosen.values())
-        _check_uniform(chosen)
-        self.widened = any(t.dtype in HALF for t in tensors_of(model).values())  # to float32, for all that follows
-        dtype = torch.float32 if self.widened else next(iter(chosen.values())).dtype
+        self.casts_to_float32 = any(t.dtype in HALF for t in tensors_of(model).values())
+        dtype = torch.float32 if self.casts_to_float32 else next(iter(chosen.values())).dtype
         self.theta = torch.cat([p.detach().reshape(-1).to(dtype) for p in chosen.values()])  # (P,)
-        if not torch.isfinite(self.theta).all():
-            bad = next(name for name, p in chosen.items() if not torch.isfinite(p).all())
-            msg = f"Parameter {bad!r} holds NaN or Inf: the network cannot have been trained to this state."
-            raise ModelError(msg)
-        self._trained = {} if self.widened else self.unflatten(self.theta)
+        self._trained = {} if self.casts_to_float32 else self.unflatten(self.theta)
         for name, tensor in tensors_of(model).items():
             if name not in self._trained:
                 self._trained[name] = tensor.detach().clone()
         self.n_parameters = len(self.theta)
         self.dtype, self.device = self.theta.dtype, self.theta.device
-        self.lock = threading.RLock()  # parameters and hooks are put into the module for the time of a call
-        self.forward_mode = True  # until it is seen to fail
-        self.trained_on = ""  # what its training inputs are like, once they are seen
-        self.found: dict[Any, Any] = {}  # what was found out about the network, once for all
+        self.lock = threading.RLock()  # held while parameters or hooks are put into the module for a call
+        self.input_signature = ""  # describes the training inputs, once they are seen
+        self.forward_mode: bool | None = None  # whether it gives the right derivatives, once that was compared
+        self.cache: dict[Any, Any] = {}  # what can be computed again: shapes, row builders, places of tensors
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what a copy makes anew; the module is copied while no other thread has its own tensors in it."""
-        state = {key: value for key, value in vars(self).items() if key not in ("lock", "found")}
+        """Leave out lock and cache; the module is copied while no other thread has put tensors into it."""
+        state = {key: value for key, value in vars(self).items() if key not in ("lock", "cache")}
         if self.module is not self.model:
             with self.lock:
                 memo: dict[int, Any] = {id(tensor): tensor for tensor in tensors_of(self.module).values()}
@@ -93,11 +84,11 @@ class Network:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take up the state of another."""
-        vars(self).update(state, lock=threading.RLock(), found={})
+        """Restore the state, with a lock and a cache of its own."""
+        vars(self).update(state, lock=threading.RLock(), cache={})
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:  # (*, P) -> named (*, shape)
-        """Name the pieces of a flat vector, or of a batch of them."""
+        """Split a flat vector, or a batch of them, into named parameters."""
         pieces = flat.split(self.sizes, dim=-1)
         return {
             name: piece.reshape((*flat.shape[:-1], *shape))
@@ -105,7 +96,7 @@ class Network:
         }
 
     def flatten(self, named: Mapping[str, Tensor]) -> Tensor:  # named (S, *shape) -> (S, P)
-        """Lay named tensors, each with a leading sample dimension, into flat vectors."""
+        """Join named tensors, each with a leading sample dimension, into flat vectors."""
         missing = [name for name in self.names if name not in named]
         if missing:
             msg = f"The tensors lack {missing[0]!r}; needed are {', '.join(self.names)}."
@@ -113,13 +104,16 @@ class Network:
         return torch.cat([named[name].reshape(len(named[name]), -1) for name in self.names], dim=1)
 
     def __call__(self, flat: Tensor, x: Any) -> Tensor:  # (P,) -> (n, ...)
-        """Evaluate the network at the given parameters; outputs are (n, O), or what else the model puts out."""
+        """Evaluate the network at the given parameters; the outputs have the shape that the model gives them."""
         outputs = self.evaluate(x, lambda *inputs: functional_call(self.module, self.unflatten(flat), *inputs))
-        return outputs.to(flat.dtype)  # a model may go on in another precision
+        return outputs.to(flat.dtype)  # a model may compute in another precision
 
     def evaluate(self, x: Any, run: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Tensor:  # (n, ...)
-        """Return the outputs of a call of the module, ``run(args, kwargs)``, or say what is wrong with them."""
-        args, kwargs = arguments(map_leaves(_widened if self.widened else torch.clone, x))  # who writes into it, may
+        """Return the outputs of a call of the module, ``run(args, kwargs)``, or say what is wrong with them.
+
+        The inputs are cloned, because some models modify them in place.
+        """
+        args, kwargs = arguments(map_leaves(_single if self.casts_to_float32 else torch.clone, x))
         with self.lock, contextlib.ExitStack() as stack:
             for switch in self._switches:
                 stack.enter_context(switch())
@@ -132,23 +126,23 @@ class Network:
         outputs = self.output_fn(returned)
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.ndim == 0:
             what = f"{outputs.dtype}, shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs)
-            msg = f"The output must be a floating-point tensor with one entry an example, not {what}: see output_fn."
+            msg = f"The output must be a floating-point tensor with one entry per example, not {what}: see output_fn."
             raise ModelError(msg)
         if len(outputs) != (n := n_examples(x)):
             self._compare_with_training(f"gave {len(outputs)} answers to {n}", x)
         return outputs[:, None] if outputs.ndim == 1 else outputs
 
     def _compare_with_training(self, what: str, x: Any, error: Exception | None = None) -> None:
-        """Say that inputs are not as they were in training, if so, where the network could do nothing with them."""
-        now, own = described(x), str(self.dtype)
-        if self.trained_on not in ("", now):
+        """Raise an error that describes the training inputs, if these inputs differ from them."""
+        now, trained, own = described(x), self.input_signature, str(self.dtype)
+        if trained not in ("", now):
+            hint = "" if now.count(",") == trained.count(",") else "; one example x alone as x[None]"
             msg = (
-                f"The network {what} {now}; in training it had {self.trained_on} (n examples). Pass inputs of that "
-                f"form{'' if now.count(',') == self.trained_on.count(',') else '; one example x alone as x[None]'}."
+                f"The network {what} {now}; in training it had {trained} (n examples). Pass inputs of that form{hint}."
             )
-            raise InputError(msg) from error  # a RuntimeError too: after one, another route is tried
+            raise InputError(msg) from error  # also a RuntimeError, after which another route is tried
         odd = next((leaf.dtype for leaf in leaves(x) if leaf.is_floating_point() and str(leaf.dtype) != own), None)
-        if odd is not None and not self.widened:
+        if odd is not None and not self.casts_to_float32:
             msg = (
                 f"The network {what} {now}: its parameters are {own}, these numbers are {odd}. Convert the inputs, "
                 f"x.to({own}), or the network."
@@ -156,11 +150,11 @@ class Network:
             raise InputError(msg) from error
 
     def check_form(self, x: Any) -> None:
-        """Refuse inputs that have other parts than those of training: a mask that is missing changes the answer."""
+        """Refuse inputs that have other parts than the training inputs: a missing mask would change the answer."""
         now = described(x)
-        if self.trained_on and not same_form(now, self.trained_on):
+        if self.input_signature and not same_form(now, self.input_signature):
             msg = (
-                f"The network is given {now}; in training it had {self.trained_on} (n examples). Pass all of its "
+                f"The network is given {now}; in training it had {self.input_signature} (n examples). Pass all of its "
                 "inputs and no others, in that form: several as a tuple (a, b), named ones as a mapping."
             )
             raise InputError(msg)
@@ -168,52 +162,25 @@ class Network:
     def output_shape(self, x: Any) -> tuple[int, ...]:
         """Return the shape of the outputs for one example of such inputs."""
         key = ("shape", *(tuple(leaf.shape[1:]) for leaf in leaves(x)))
-        if key not in self.found:
-            self.found[key] = tuple(self.outputs(take_examples(x, 0, 1)).shape[1:])
-        shape: tuple[int, ...] = self.found[key]
+        if key not in self.cache:
+            self.cache[key] = tuple(self.outputs(take_examples(x, 0, 1)).shape[1:])
+        shape: tuple[int, ...] = self.cache[key]
         return shape
 
     def outputs(self, x: Any) -> Tensor:  # (n, ...)
-        """Evaluate the network as it was trained."""
-        with torch.no_grad(), differentiable_kernels():  # the same as for derivatives
+        """Evaluate the network at its trained parameters."""
+        with torch.no_grad(), differentiable():  # as for derivatives
             return self(self.theta, x)
 
-    def check_examples(self, x: Any) -> None:
-        """Refuse a network whose answer is random or depends on the other examples."""
-        outputs, again = self.outputs(x), self.outputs(x)
-        n = n_examples(x)
-        if len(outputs) != n:
-            msg = (
-                f"The outputs for {n} examples have shape {tuple(outputs.shape)}: examples must come first. "
-                "Bring them there with output_fn=lambda returned: ..."
-            )
-            raise ModelError(msg)
-        scale = float(outputs.abs().max()) + torch.finfo(outputs.dtype).tiny
-        allowed = 1e3 * torch.finfo(outputs.dtype).eps ** 0.75 * scale
-        if float((outputs - again).abs().max()) > allowed:
-            msg = (
-                "The network answers differently when asked twice, even in evaluation mode: something in it is random "
-                "(dropout called with training=True?). Make it deterministic in eval mode."
-            )
-            raise ModelError(msg)
-        if len(outputs) > 1:
-            alone = self.outputs(take_examples(x, 0, 1))
-            if float((alone - outputs[:1]).abs().max()) > allowed:
-                msg = (
-                    "The answer for an example depends on the other examples in its batch (normalization by batch "
-                    "statistics?). Each row must belong to one example: use running statistics, GroupNorm or LayerNorm."
-                )
-                raise ModelError(msg)
-
     def check_unchanged(self) -> None:
-        """Refuse to go on when the model's parameters are no longer those that the posterior was made for."""
+        """Refuse a model whose parameters or buffers have changed since the posterior was made."""
         if self.module is self.model and any(module.training for module in self.model.modules()):
             msg = "The model could not be copied, so it must stay as it was fitted: call model.eval()."
             raise ModelError(msg)
         with self.lock:
-            if "places" not in self.found:
-                self.found["places"] = Places(self.model)
-            current = self.found["places"].tensors()
+            if "places" not in self.cache:
+                self.cache["places"] = Places(self.model)
+            current = self.cache["places"].tensors()
         for name, old in self._trained.items():
             new = current.get(name)
             if new is None or (new.dtype, new.device) != (old.dtype, old.device) or not _same(new.detach(), old):
@@ -224,17 +191,17 @@ class Network:
                 raise ModelError(msg)
 
     def fingerprint(self) -> str:
-        """Return a hash of every parameter and buffer of the model as they are now: names, shapes and bytes."""
+        """Return a hash of all parameters and buffers of the model as they are now: names, shapes and bytes."""
         return fingerprint(sorted(tensors_of(self.model).items()))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    """Compare two tensors entry by entry; NaN, which a buffer may hold, is the same as NaN."""
+    """Compare two tensors entry by entry; NaN, which a buffer may hold, equals NaN."""
     return torch.equal(a, b) or (a.is_floating_point() and torch.equal(a.nan_to_num(), b.nan_to_num()))
 
 
 def the_output(returned: Any) -> Tensor:  # (n, ...)
-    """Return the tensor that a model means by its answer: the only one, or that called "logits"."""
+    """Return the output among what a model returns: its only tensor, or the one called "logits"."""
     if isinstance(returned, Tensor):
         return returned
     if isinstance(returned, Mapping) and isinstance(returned.get("logits"), Tensor):
@@ -252,65 +219,12 @@ def the_output(returned: Any) -> Tensor:  # (n, ...)
     raise ModelError(msg)
 
 
-def _widened(leaf: Tensor) -> Tensor:
+def _single(leaf: Tensor) -> Tensor:
     return leaf.float() if leaf.dtype in HALF else leaf.clone()
 
 
 def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return how a model takes an input: a tuple as several arguments, a mapping by name."""
+    """Return the arguments for an input: several for a tuple, by name for a mapping."""
     if isinstance(x, Mapping):
         return (), dict(x)
     return (tuple(x), {}) if isinstance(x, tuple) else ((x,), {})
-
-
-def _select(model: nn.Module, parameters: Selection) -> dict[str, nn.Parameter]:
-    everything = dict(model.named_parameters())
-    trainable = {name: p for name, p in everything.items() if p.requires_grad}
-    if parameters is None:
-        if not trainable:
-            msg = "No parameter of the model requires gradients: set requires_grad_(True) on those that may vary."
-            raise ModelError(msg)
-        return trainable
-    if callable(parameters):
-        chosen = {name: p for name, p in everything.items() if parameters(name, p)}
-        if not chosen:
-            msg = "parameters=... holds for no parameter of the model."
-            raise ModelError(msg)
-        return chosen
-    patterns = [parameters] if isinstance(parameters, str) else list(parameters)
-    if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
-        msg = (
-            f"parameters=... takes names or globs, such as {list(everything)[-1]!r}, or a predicate, "
-            f"not {str(parameters)[:60]}."
-        )
-        raise ModelError(msg)
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in everything):
-            raise ModelError(_no_match(pattern, list(everything)))
-    return {n: p for n, p in everything.items() if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)}
-
-
-def _no_match(pattern: str, names: list[str]) -> str:
-    """Say what a pattern that matches nothing may have meant: all of a layer, or a name like it."""
-    for longer in (f"{pattern}.*", f"*.{pattern}", f"*.{pattern}.*"):
-        if fnmatch.filter(names, longer):
-            return f"parameters={pattern!r} is the name of no parameter: {longer!r} would match some."
-    alike = difflib.get_close_matches(pattern, names, 8) or names[:8]
-    more = ", ..." if len(names) > len(alike) else ""
-    return f"parameters={pattern!r} matches none of {', '.join(alike)}{more}: pass a name of these, or a glob."
-
-
-def _check_uniform(chosen: Mapping[str, Tensor]) -> None:
-    for what, values in (
-        ("devices", {str(p.device) for p in chosen.values()}),
-        ("precisions", {"float32" if p.dtype in HALF else str(p.dtype)[6:] for p in chosen.values()}),
-    ):
-        if len(values) > 1:
-            msg = (
-                f"The parameters lie on several {what} ({', '.join(sorted(values))}): "
-                "move the model to one, or restrict parameters=... to one."
-            )
-            raise ModelError(msg)
-    if not all(p.is_floating_point() for p in chosen.values()):
-        msg = "Only floating-point parameters can vary: restrict parameters=... to those."
-        raise ModelError(msg)

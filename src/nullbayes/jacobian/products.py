@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
+from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import leaves, n_examples, take_examples
+from nullbayes.jacobian.checks import check_rows, seem_finite
+from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.few import form_few
-from nullbayes.jacobian.kernels import differentiable_kernels
-from nullbayes.jacobian.layers import LayerRows
 from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.memory import is_out_of_memory
+from nullbayes.precision import differentiable, full_precision
 from nullbayes.types import RowFunction
 
 _COMPARED = 8  # inputs of each prediction whose rows are compared with plain differentiation
@@ -34,13 +37,13 @@ def push(function: RowFunction, theta: Tensor, x: Any, y: Tensor, vectors: Tenso
         tangent: Tensor = jvp(lambda flat: function(flat, x, y), (theta,), (vector,))[1]
         return tangent
 
-    with _forward_mode, torch.no_grad(), differentiable_kernels():
+    with _forward_mode, torch.no_grad(), differentiable():
         return vmap(one, randomness="same")(vectors)
 
 
 def pull(function: RowFunction, theta: Tensor, x: Any, y: Tensor, weights: Tensor) -> Tensor:  # (S, n, O) -> (S, P)
     """Return each weight times the Jacobian of ``function`` at ``theta``, by reverse-mode differentiation."""
-    with torch.no_grad(), differentiable_kernels():
+    with torch.no_grad(), differentiable():
         backward = vjp(lambda flat: function(flat, x, y), theta)[1]
         pulled: Tensor = vmap(lambda weight: backward(weight)[0])(weights)
         return pulled
@@ -62,7 +65,7 @@ def linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tenso
     less work. A row costs about as much as one and a half vectors.
     """
     without = False
-    if network.forward_mode and not _rows_are_cheaper(network, x, len(vectors)):
+    if not _rows_are_cheaper(network, x, len(vectors)) and _has_forward_mode(network, x):
         try:
             return _linearized_by_products(network, x, vectors)
         except RuntimeError as error:  # an operation that forward mode does not know; what is wrong else shows below
@@ -74,7 +77,8 @@ def linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tenso
         values, block = _block(network, rows, piece)
         changes = block.mv(vectors).view(len(vectors), -1, *shape)
         parts.append((values.view(-1, *shape), changes))
-    network.forward_mode &= not without  # else it was the input that was wrong
+    if without:  # else it was the input that was wrong
+        network.forward_mode = False
     return _joined(parts)
 
 
@@ -96,6 +100,15 @@ def _rows_are_cheaper(network: Network, x: Any, n_vectors: int) -> bool:
     return not rows.rest and rows.fits
 
 
+def _has_forward_mode(network: Network, x: Any) -> bool:
+    """Whether forward mode is right for a network; compared here, once, where no fit did, as after loading a file."""
+    if network.forward_mode is None:
+        few = take_examples(x, 0, _COMPARED)
+        function, block = _layer_rows(network, x).probe(few, _no_targets(few))
+        compare_modes(network, function, few, _no_targets(few), block, needed=False)
+    return bool(network.forward_mode)
+
+
 def _linearized_by_products(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tensor]:
     empty = vectors.new_empty(0)
     return _joined(
@@ -106,17 +119,17 @@ def _linearized_by_products(network: Network, x: Any, vectors: Tensor) -> tuple[
     )
 
 
-def _layer_rows(network: Network, x: Any) -> LayerRows:
+def _layer_rows(network: Network, x: Any) -> RowBuilder:
     """Return how to form rows of the outputs, found out and checked on the first inputs that a network sees."""
     key = ("rows", *(tuple(leaf.shape[1:]) for leaf in leaves(x)))
     with network.lock:
-        if key not in network.found:
-            network.found[key] = LayerRows(network, _flat_outputs(network), x, _no_targets(x))
-        rows: LayerRows = network.found[key]
+        if key not in network.cache:
+            network.cache[key] = RowBuilder(network, _flat_outputs(network), x, _no_targets(x))
+        rows: RowBuilder = network.cache[key]
         return rows
 
 
-def _block(network: Network, rows: LayerRows, x: Any) -> tuple[Tensor, HeldBlock]:
+def _block(network: Network, rows: RowBuilder, x: Any) -> tuple[Tensor, HeldBlock]:
     """Return the outputs (n, O) for some inputs, and their rows."""
     y = _no_targets(x)
     values, pieces = form_few(rows, x, y) or rows.checked(x, y, few=_COMPARED)
@@ -147,3 +160,57 @@ def _load_forward_mode() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)
         one = torch.ones(1, device="cpu")
         jvp(torch.sin, (one,), (one,))
+
+
+# --- checked products -------------------------------------------------------------------------------------------------
+
+
+@full_precision()
+def compare_modes(
+    network: Network, function: RowFunction, x: Any, y: Tensor, block: HeldBlock, *, needed: bool
+) -> None:
+    """Compare a product with the rows of some examples, by reverse mode, with the same by forward mode.
+
+    Where torch has no forward mode for an operation, or a wrong one, predictions are made from rows as well; such a
+    network is refused if forward mode is ``needed``. Reverse mode was compared with differences before.
+    """
+    theta, why = network.theta, ""
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.randn(1, len(theta), generator=generator, dtype=torch.float64, device="cpu").to(theta)
+    try:
+        ahead = push(function, theta, x, y, vector).flatten(1)
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        why = f"this network has not ({str(error).partition(chr(10))[0]})"
+    else:
+        back, eps = block.mv(vector), torch.finfo(theta.dtype).eps
+        if float((ahead - back).norm()) > eps**0.4 * float(ahead.norm() + back.norm()):
+            why = "torch has wrong for this network"
+    network.forward_mode = not why
+    if why and needed:
+        msg = f'storage="matrix_free" needs forward mode, which {why}: use "recompute".'
+        raise ModelError(msg)
+
+
+def push_range(
+    function: RowFunction, theta: Tensor, examples: Examples, start: int, stop: int, vectors: Tensor
+) -> Tensor:  # (S, P) -> (S, n, O)
+    """Multiply the rows of a range of examples with vectors, by forward mode."""
+    pushed = push(function, theta, *examples.read(start, stop), vectors)
+    if not seem_finite([pushed]) and torch.isfinite(vectors).all():
+        check_rows(examples, start, stop, [pushed.transpose(0, 1)])
+    return pushed
+
+
+def pull_range(
+    function: RowFunction, theta: Tensor, examples: Examples, start: int, stop: int, weights: Tensor
+) -> Tensor:  # (S, n, O) -> (S, P)
+    """Multiply weights with the rows of a range of examples, by reverse mode."""
+    x, y = examples.read(start, stop)
+    pulled = pull(function, theta, x, y, weights)
+    if not seem_finite([pulled]) and torch.isfinite(weights).all():
+        for i in range(stop - start):  # the sum over the examples does not say which
+            alone = pull(function, theta, take_examples(x, i, i + 1), y[i : i + 1], weights[:, i : i + 1])
+            check_rows(examples, start + i, start + i + 1, [alone[None]])
+    return pulled

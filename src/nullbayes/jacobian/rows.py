@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterable
 from typing import Literal
@@ -11,12 +10,11 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
+from nullbayes.jacobian.checks import check_rows
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.finite import check_rows, pull_range, push_range
-from nullbayes.jacobian.layers import LayerRows, LayersDiffer
-from nullbayes.jacobian.modes import compare_modes
 from nullbayes.jacobian.network import Network
-from nullbayes.jacobian.products import product_examples
+from nullbayes.jacobian.products import compare_modes, product_examples, pull_range, push_range
+from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.likelihoods import Likelihood
 from nullbayes.limits import RowCosts, forming_room, limits, pushed_bytes
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
@@ -72,7 +70,7 @@ class JacobianRows(Rows):
         self.n_rows, self.n_columns = len(examples) * rows_per_example, network.n_parameters
         self.dtype, self.device = network.dtype, network.device
         few = examples.read(0, min(3, len(examples)))
-        self._layers = LayerRows(network, function, *few)
+        self._layers = RowBuilder(network, function, *few)
         self._row_bytes = max(1, sum(piece.costs().n_bytes for piece in self._layers.example_pieces))  # per example
         self._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
         probed, block = self._layers.probe(*few)
@@ -84,7 +82,7 @@ class JacobianRows(Rows):
         route = "jvp and vjp" if self.storage == "matrix_free" else self._layers.route
         if not self.network.forward_mode:
             route += "; predictions by rows as well"
-        return f"{route}; in float32" if self.network.widened else route
+        return f"{route}; in float32" if self.network.casts_to_float32 else route
 
     def block(self, start: int, stop: int) -> Block:
         """Return the rows of whole examples: formed at once or part by part, as memory allows, or matrix-free."""
@@ -184,8 +182,7 @@ class JacobianRows(Rows):
         """Form the rows of some examples, compared with those of plain automatic differentiation the first time."""
         x, y = self.examples.read(start, stop)
         if self._compared[start:stop].all():
-            with contextlib.suppress(LayersDiffer):  # cut into other chunks, examples may call layers differently
-                return self._layers.pieces(x, y)
+            return self._layers.pieces(x, y)
         pieces = self._layers.checked(x, y)[1]
         self._compared[start:stop] = True
         return pieces

@@ -127,8 +127,15 @@ class Likelihood(ABC):
         terms: Tensor = torch.special.entr(probs)
         return terms
 
-    def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
-        """Return the likelihood with whatever it takes from the training data filled in."""
+    def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return means over these examples, in float64; averaged over batches, they are what :meth:`fitted` needs."""
+        return torch.zeros(0, dtype=torch.float64, device=outputs.device)
+
+    def fitted(self, outputs: Tensor, targets: Tensor, statistics: Tensor | None = None) -> Likelihood:
+        """Return the likelihood with whatever it takes from the training data filled in.
+
+        With :meth:`statistics` of all training data, some of the outputs and targets are enough.
+        """
         return self
 
 

@@ -202,10 +202,15 @@ class Classification(Likelihood):
         labels = targets.long().reshape(found.shape)
         return float((found == labels)[labels != self.ignore_index].double().mean())
 
-    def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
+    def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the share of the labels that are ignored."""
+        ignored = torch.zeros_like(targets) if targets.is_floating_point() else targets == self.ignore_index
+        return ignored.double().mean()
+
+    def fitted(self, outputs: Tensor, targets: Tensor, statistics: Tensor | None = None) -> Likelihood:
         """Return the likelihood with the dimension of the classes, counted from the end."""
-        ignored = not targets.is_floating_point() and bool((targets == self.ignore_index).any())
-        return replace(self, class_dim=self._dimension(outputs, targets), some_ignored=ignored)
+        ignored = self.statistics(outputs, targets) if statistics is None else statistics
+        return replace(self, class_dim=self._dimension(outputs, targets), some_ignored=float(ignored) > 0.0)
 
     def _dimension(self, outputs: Tensor, targets: Tensor) -> int:
         """Return the dimension of the classes, counted from the end, and refuse targets whose shape does not fit."""

@@ -165,12 +165,16 @@ class Regression(Likelihood):
         """Return the standard deviation, and the temperature that is in it."""
         return {"sigma_noise": self.sigma_noise, "temperature": self.temperature}
 
-    def fitted(self, outputs: Tensor, targets: Tensor) -> Likelihood:
+    def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:  # (...)
+        """Return the mean squared residual of each output."""
+        return (outputs.double() - targets.reshape(outputs.shape).double()).square().mean(0)
+
+    def fitted(self, outputs: Tensor, targets: Tensor, statistics: Tensor | None = None) -> Likelihood:
         """Return the likelihood with the standard deviation of the residuals, one for each of several outputs."""
         if self.sigma_noise is not None:
             return self
-        squares = (outputs.double() - targets.reshape(outputs.shape).double()).square()
-        found, overall = (squares.mean(0) if outputs.ndim == 2 else squares.mean()).sqrt(), squares.mean().sqrt()
+        squares = self.statistics(outputs, targets) if statistics is None else statistics
+        found, overall = (squares if outputs.ndim == 2 else squares.mean()).sqrt(), squares.mean().sqrt()
         found = torch.where(found <= _EXACT * overall, overall, found)
         return replace(self, sigma_noise=tuple(found.clamp_min(1e-12).flatten().tolist()))
 

@@ -1,8 +1,11 @@
-"""Posteriors: a network, directions around its parameters, and what they say."""
+"""Posteriors: a network, samples around its parameters, and what they say about predictions."""
 
 from __future__ import annotations
 
+import inspect
 import os
+from collections.abc import Iterator
+from typing import Any
 
 from torch import nn
 
@@ -12,17 +15,13 @@ from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import OutputFn
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.base import SamplePosterior as SamplePosterior
-from nullbayes.posteriors.check import FitCheck as FitCheck
 from nullbayes.posteriors.checkpoint import KIND as _CHECKPOINT
 from nullbayes.posteriors.files import from_file
-from nullbayes.posteriors.header import check_header
-from nullbayes.posteriors.loss_projected import LossProjectedPosterior as LossProjectedPosterior
+from nullbayes.posteriors.header import altered, check_header
+from nullbayes.posteriors.predictions import FitCheck as FitCheck
+from nullbayes.posteriors.projected import LossProjectedPosterior as LossProjectedPosterior
 from nullbayes.posteriors.projected import ProjectedPosterior as ProjectedPosterior
 from nullbayes.posteriors.report import FitReport as FitReport
-
-KINDS: dict[str, type[SamplePosterior]] = {  # what a file may hold; other packages add theirs
-    kind.__name__: kind for kind in (ProjectedPosterior, LossProjectedPosterior)
-}
 
 
 def load(
@@ -45,6 +44,10 @@ def load(
         Only for a loss of one's own, which a file cannot hold.
     batch_fn, output_fn : callable, optional
         As when it was fitted.
+
+    Notes
+    -----
+    A posterior of a class of your own can be loaded once the module that defines the class has been imported.
     """
     asked = None if likelihood is None else resolve(likelihood)
     if not isinstance(model, nn.Module):
@@ -54,11 +57,27 @@ def load(
     if header.get("kind") == _CHECKPOINT:
         msg = f"{path} is the checkpoint of a fit that has not finished: fit(..., checkpoint=path) goes on with it."
         raise FileError(msg)
-    check_header(header)
+    kind = class_named(header.get("kind"))
+    check_header(header, kind._header_fields, kind._report_fields)
     try:
-        return from_file(KINDS[header["kind"]], tensors, header, model, asked, batch_fn, output_fn)
+        return from_file(kind, tensors, header, model, asked, batch_fn, output_fn)
     except FileError:
         raise
     except NullBayesError as error:
         msg = f"{os.fspath(path)} does not fit this model: {error}"
         raise FileError(msg) from error
+
+
+def class_named(name: Any) -> type[SamplePosterior]:
+    """Return the newest subclass of :class:`SamplePosterior` of that name, whoever defined it."""
+    kinds = _subclasses(SamplePosterior)  # type: ignore[type-abstract]
+    found = [kind for kind in kinds if kind.__name__ == name and not inspect.isabstract(kind)]
+    if not found:
+        altered("kind", name, " If that is a class of your own, import the module that defines it first.")
+    return found[-1]
+
+
+def _subclasses(kind: type[SamplePosterior]) -> Iterator[type[SamplePosterior]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)

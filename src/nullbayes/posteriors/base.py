@@ -1,40 +1,32 @@
-r"""What every posterior that consists of parameter samples can do: predict, score, check, save.
+r"""What every posterior that consists of parameter samples can do: predict, score, check, tune, save.
 
-Directions are stored without the prior precision: sample :math:`s` is :math:`\theta + v_s/\sqrt\alpha`, so the
-precision can change at no cost. A method fills in directions; nothing here knows where they came from.
+Directions are stored without the prior precision: sample :math:`s` is :math:`\theta + v_s/\sqrt\alpha`, so that the
+precision can change at no cost. A method provides the directions; nothing here depends on where they came from.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
-from nullbayes import io
-from nullbayes.errors import DataError, NotFittedError, NullBayesWarning, SettingsError
-from nullbayes.jacobian.batches import BatchFn, is_array, take_examples, to_device
-from nullbayes.jacobian.data import check_batch
-from nullbayes.jacobian.loaders import batches
-from nullbayes.jacobian.network import Network, OutputFn, Selection, the_output
-from nullbayes.jacobian.products import linearized
+from nullbayes.errors import NotFittedError, SettingsError
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
-from nullbayes.posteriors.check import FitCheck, check_fit
-from nullbayes.posteriors.copies import Copied
-from nullbayes.posteriors.numbers import whole
-from nullbayes.posteriors.scale import Scaled, check_precision
+from nullbayes.posteriors import files, predictions, scale
+from nullbayes.posteriors.arguments import check_precision, positive, whole
+from nullbayes.posteriors.header import Fields
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Mask, Prediction, centred, default_link, joined, predict, score, stream
+from nullbayes.predictive import Mask, Prediction, default_link, score
 
-_AT_ONCE = 1024  # examples
 _CHUNK = 8192  # examples times samples in memory at a time
 
 
-class SamplePosterior(Scaled, Copied):
+class SamplePosterior(ABC):
     """A network and a set of directions around its parameters.
 
     Parameters
@@ -55,6 +47,8 @@ class SamplePosterior(Scaled, Copied):
 
     _fewest = 2  # samples that a file may hold: as many as a variance needs
     _link = default_link("linearized")
+    _header_fields: ClassVar[Fields] = {}  # that a class adds to the header of its file, with their tests
+    _report_fields: ClassVar[Fields] = {}  # of "report" in the header
 
     def __init__(
         self,
@@ -67,28 +61,36 @@ class SamplePosterior(Scaled, Copied):
         output_fn: OutputFn | None = None,
     ) -> None:
         self._network = Network(model, parameters, output_fn)
-        self._likelihood = self._asked = resolve(likelihood)  # as asked for: each fit fills it in anew
+        self._likelihood = self._asked = resolve(likelihood)  # as given: each fit completes it anew
         self._batch_fn = batch_fn
         self._directions: Tensor | None = None  # (S, P)
         self._kernel_dimension = 0.0
         self._precision: float | None = None
         self._precision_rule = self._asked_precision = check_precision(prior_precision)
 
+    @abstractmethod
+    def fit(self, loader: Any, targets: Any = None, n_samples: int = 30) -> Self:
+        """Learn from the training data: a loader, or inputs and targets."""
+
     def __repr__(self) -> str:
-        """Say what it is of, and how many samples it has."""
+        """Show the likelihood, and the numbers of parameters and samples."""
         samples = "" if self._directions is None else f", {len(self._directions)} samples"
         return f"{type(self).__name__}({self._likelihood.name}, {self._network.n_parameters:,} parameters{samples})"
 
-    # --- the samples -------------------------------------------------------------------------------------------
+    # --- samples ------------------------------------------------------------------------------------------------------
 
     @property
     def likelihood(self) -> Likelihood:
-        """The likelihood, with what it took from the training data once fitted."""
+        """The likelihood; after a fit, with what it took from the training data."""
         return self._likelihood
 
     @property
     def directions(self) -> Tensor:
         """The directions (S, P), without the prior precision."""
+        return self._check_fitted()
+
+    def _check_fitted(self) -> Tensor:
+        """Return the samples that are held, or refuse to go on without a fit."""
         if self._directions is None:
             msg = f"{type(self).__name__} has no samples yet: call fit(loader) first."
             raise NotFittedError(msg)
@@ -117,9 +119,7 @@ class SamplePosterior(Scaled, Copied):
 
     @contextlib.contextmanager
     def sampled_parameters(self, i: int) -> Iterator[nn.Module]:
-        """Put sample ``i`` into the user's model for the time of a ``with`` block.
-
-        The trained parameters return after it.
+        """Put sample ``i`` into the user's model during a ``with`` block; the trained parameters return after it.
 
         Examples
         --------
@@ -130,191 +130,110 @@ class SamplePosterior(Scaled, Copied):
             msg = f"There is no sample {i}: there are {self.n_samples}."
             raise SettingsError(msg)
         self._network.check_unchanged()
-        values = self._sampled_tensors(i)
-        named = {**dict(self._network.model.named_parameters()), **dict(self._network.model.named_buffers())}
-        trained = {name: named[name].data for name in values}
-        try:
-            for name, value in values.items():
-                named[name].data = value.to(trained[name].dtype, copy=True)
-            yield self._network.model
-        finally:
-            for name, value in trained.items():
-                named[name].data = value
+        with predictions.replaced(self._network.model, self._sampled_tensors(i)) as model:
+            yield model
 
     def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
         """Return the tensors of the model that sample ``i`` replaces."""
         flat: Tensor = self._network.theta + self.directions[i] / self.prior_precision**0.5
         return self._network.unflatten(flat)
 
-    # --- predictions ----------------------------------------------------------------------------------------------
+    # --- predictions --------------------------------------------------------------------------------------------------
 
-    @full_precision()
-    def predict(
-        self,
-        x: Any,
-        *,
-        pred_type: str = "linearized",
-        n_samples: int | None = None,
-        link_approx: str | None = None,
-        mask: Mask = None,
-    ) -> Prediction:
-        """Predict for inputs, or for a loader of them.
-
-        Parameters
-        ----------
-        x : Tensor, array, tuple, mapping, dataset or loader
-            What the model takes: one argument, several, or named ones; or an iterable of such (pairs with targets are
-            taken apart). A loader that shuffles or drops examples is refused: answers come in the order of the inputs.
-        pred_type : "linearized" or "sampled"
-            The linearized network, for which the theory holds, or the network at the sampled parameters.
-        n_samples : int, optional
-            Use only the first so many samples.
-        link_approx : "margin", "probit", "bridge" or "mc", optional
-            How probabilities are averaged over the posterior. "margin", the default for linearized predictions, shrinks
-            the distance of each logit to that of the predicted class by its variance: no Monte Carlo noise, and the
-            predicted class is always the network's. "probit" shrinks each logit by its own variance and "bridge" is the
-            Laplace bridge, both as in laplace-torch; "mc" is the mean of the samples' probabilities, the default for
-            sampled predictions. For binary and multilabel likelihoods "margin" and "probit" are the same.
-        mask : Tensor (N, ...), callable (inputs) -> Tensor, or "all", optional
-            True at the positions of outputs such as (N, T, C) that count; padding does not, and scores leave it out. By
-            default an input's own ``attention_mask``, if it has one; "all" counts everything.
-        """
-        self._network.check_unchanged()
-        if n_samples == 1:
-            msg = "n_samples must be at least 2 to speak of a variance, not 1; sample(1) gives the parameters of one."
-            raise SettingsError(msg)
-        return predict(
-            self._network,
-            self._likelihood,
-            x,
-            self._first(n_samples),
-            root=self.prior_precision**0.5,
-            pred_type=pred_type,
-            link=link_approx,
-            batch_fn=self._batch_fn,
-            mask=mask,
-        )
-
-    __call__ = predict
-
-    def ood_score(
-        self,
-        x: Any,
-        kind: str = "max_variance",
-        *,
-        per: str = "input",
-        mask: Mask = None,
-        pred_type: str = "linearized",
-    ) -> Tensor:  # (N,) or (N, ...)
-        """Return one number an input: higher is stranger.
-
-        Parameters
-        ----------
-        x, mask, pred_type
-            As for :meth:`predict`.
-        kind : str
-            "max_variance" (over the outputs), "sum_variance", "max_prob_variance", "entropy" or "mutual_information".
-            Variances of a regression with several outputs are relative to the noise of each.
-        per : "input" or "position"
-            Where outputs have positions (tokens, pixels), one number an input is the largest of its positions for
-            the kinds that begin with "max", and their mean for the others; masked positions do not count. "position"
-            gives the number of each, NaN where it is masked.
-        """
-        whole = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
-        pieces = [x] if whole else stream(x, self._network, self._batch_fn, self.n_samples)  # of lengths of their own
-        scores = [
-            self._scored(self.predict(piece, pred_type=pred_type, mask=mask), kind, per, mask) for piece in pieces
-        ]
-        return torch.cat(scores)
+    predict = __call__ = predictions.predict
+    ood_score = predictions.ood_score
 
     def _scored(self, prediction: Prediction, kind: str, per: str, mask: Mask) -> Tensor:
         """Return the score of a prediction; warn where padding may be in it."""
-        likelihood = self._likelihood
-        if mask is None and per == "input" and len(likelihood.positions(prediction.mean)) > 1:
-            message = ""
-            if likelihood.some_ignored and prediction.mask is None:
-                message = (
-                    "Training targets ignored some positions (padding?), but these inputs come without a mask, so "
-                    "every position counts in their scores."
-                )
-            elif likelihood.more_ignored:
-                message = (
-                    "Training targets ignored positions that attention_mask counts (special tokens, parts of words?). "
-                    "Nothing holds the outputs there, and they count in these scores."
-                )
-            if message:
-                advice = 'Pass mask=..., true where a position counts, or mask="all".'
-                warnings.warn(f"{message} {advice}", NullBayesWarning, stacklevel=3)
+        if mask is None and per == "input":
+            predictions.warn_of_padding(self._likelihood, prediction)
         return score(prediction, self._likelihood, kind, per)
 
-    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, O)
-        """Return the variance of the linearized outputs; ``exact=True`` where a method can do without samples."""
+    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)
+        r"""Return the variance of the linearized outputs for inputs ``x`` as in :meth:`predict`.
+
+        With ``exact`` it is :math:`J(x) \Sigma J(x)^\top` without Monte Carlo error, where a method can compute that.
+        """
         if exact:
             msg = f"{type(self).__name__} has no exact functional variance: use exact=False."
             raise SettingsError(msg)
         return self.predict(x).variance
 
-    def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the network's outputs (N, ...), the centred change at precision 1 (S, N, ...), and the targets."""
-        outputs, changes, targets = [], [], []
-        for x, y in self._pieces(loader, max(1, _CHUNK // self.n_samples)):
-            own, change = linearized(self._network, x, self.directions)
-            self._likelihood.check(own, y)
-            outputs.append(own)
-            changes.append(centred(change))
-            targets.append(y)
-        return joined(outputs), torch.cat(changes, dim=1), torch.cat(targets)
+    # --- data with targets --------------------------------------------------------------------------------------------
 
-    def _pieces(self, data: Any, size: int = _AT_ONCE) -> Iterator[tuple[Any, Tensor]]:
-        """Iterate once over inputs and targets, so many at a time and in whatever order they come."""
-        self._network.check_unchanged()
-        empty = True
-        for number, (x, y) in enumerate(batches(data, self._batch_fn, self._network.dtype)):
-            check_batch(number, x, y)
-            self._network.check_form(x)
-            empty = False
-            for start in range(0, len(y), size):
-                piece = take_examples(x, start, start + size), y[start : start + size]
-                moved: tuple[Any, Tensor] = to_device(piece, self._network.device)
-                yield moved
-        if empty:
-            msg = "The loader is empty: it yields no batch."
-            raise DataError(msg)
+    def _pieces(self, data: Any, size: int = predictions.AT_ONCE) -> Iterator[tuple[Any, Tensor]]:
+        return predictions.pieces(self._network, self._batch_fn, data, size)
+
+    def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the network's outputs (N, ...), the centred changes at precision 1 (S, N, ...), and the targets."""
+        return predictions.evaluate(self._network, self._likelihood, self._batch_fn, loader, self.directions)
 
     @full_precision()
-    def check_fit(self, loader: Any, targets: Any = None) -> FitCheck:
+    def check_fit(self, loader: Any, targets: Any = None) -> predictions.FitCheck:
         """Measure how far predictions, their likelihood and accuracy moved from the network's own on some data.
 
         The data come as a loader, in any order, or as inputs and targets.
         """
         outputs, changes, labels = self._evaluate(loader if targets is None else (loader, targets))
-        return check_fit(self._likelihood, outputs, changes / self.prior_precision**0.5, labels, self._link)
+        changes = changes / self.prior_precision**0.5
+        return predictions.check_fit(self._likelihood, outputs, changes, labels, self._link)
 
-    # --- files --------------------------------------------------------------------------------------------------------
+    # --- scale --------------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write samples, settings and a fingerprint of the model to a safetensors file, without the model itself.
+    @property
+    def prior_precision(self) -> float:
+        r"""The prior precision :math:`\alpha` in use. It may be set; nothing is computed again.
 
-        The file is there whole or not at all, and an earlier one stays until then; a symbolic link stays a link.
+        - "auto" is "optimal", raised as far as it takes to predict inputs like the training data as well as the network
+          does. How far is measured during the fit, on training examples; see :mod:`nullbayes.posteriors.promise`.
+        - "optimal" is the rank of the rows over the squared norm of the parameters, the maximum of the evidence of the
+          linearized model. It becomes tiny where rows are few beside parameters, and then ruins predictions.
+        - "paper" is the reciprocal of "optimal", as the paper prints it.
+        - A positive number is itself.
         """
-        _ = self.directions  # says what to do before fit
-        self._network.check_unchanged()
-        header = {
-            "kind": type(self).__name__,
-            "parameters": list(zip(self._network.names, self._network.shapes, strict=True)),
-            "fingerprint": self._network.fingerprint(),
-            "prior_precision": self.prior_precision,
-            "precision_rule": self._precision_rule if isinstance(self._precision_rule, str) else "",
-            "kernel_dimension": self._kernel_dimension,
-            "likelihood": {"name": self._likelihood.name, **self._likelihood.settings()},
-            "output_fn": self._network.output_fn is not the_output,
-            "inputs": self._network.trained_on,
-            **self._header(),
-        }
-        io.save(path, {"directions": self.directions, **self._tensors()}, header)
+        if self._precision is None:
+            self._check_fitted()
+            self._precision = self._resolve_precision(self._precision_rule)
+        return self._precision
 
-    def _functions(self) -> dict[str, Any]:
-        return {"likelihood": self._asked, "batch_fn": self._batch_fn, "output_fn": self._network.output_fn}
+    @prior_precision.setter
+    def prior_precision(self, value: str | float) -> None:
+        rule = check_precision(value)
+        self._precision = self._resolve_precision(rule) if self._directions is not None else None
+        self._precision_rule = self._asked_precision = rule
+
+    def _resolve_precision(self, rule: str | float) -> float:
+        """Return the precision that a rule stands for."""
+        return float(rule)
+
+    def _theta_squared(self) -> float:
+        return float(self._network.theta.double().square().sum())
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of the likelihood in predictions: logits are divided by it, a noise variance is multiplied.
+
+        It may be set. After a fit it is that of the given likelihood, 1 by default, unless :meth:`tune` or
+        ``fit(..., held_out=loader)`` chose another.
+        """
+        return self._likelihood.temperature
+
+    @temperature.setter
+    def temperature(self, value: float) -> None:
+        number = positive(value)
+        if number is None:
+            msg = f"temperature must be a positive number, not {value!r}."
+            raise SettingsError(msg)
+        if number != self._likelihood.temperature:
+            self._likelihood = self._likelihood.tempered(number)
+
+    optimize_prior_precision = scale.optimize_prior_precision
+    tune = scale.tune
+
+    # --- files and copies ---------------------------------------------------------------------------------------------
+
+    save = files.save
+    __copy__, __deepcopy__, __reduce_ex__ = files.shallow_copy, files.deep_copy, files.reduced
 
     def _header(self) -> dict[str, Any]:
         """Return what a method adds to the header."""
@@ -324,5 +243,5 @@ class SamplePosterior(Scaled, Copied):
         """Return the tensors that a method adds to the file."""
         return {}
 
-    def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        """Take up what a method added to the file."""
+    def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:  # noqa: B027 - optional
+        """Take back what a method added to the file."""

@@ -1,16 +1,15 @@
-"""Checkpoints: what a fit has reached, in a file, so that another process can go on from there, bit by bit the same.
+"""Checkpoints: the state of a fit in a file, from which another process can continue to the same result, bit by bit.
 
-The file holds the state of the projector's iteration, the seed, and what tells the problem: hashes of the model and of
-the data, and every setting that the result depends on. It is taken up by the same fit alone.
+The file holds the state of the projector's iteration, the seed, and the identity of the fit: hashes of the model and of
+the data, and every setting that the result depends on. No other fit can continue from it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -19,32 +18,47 @@ import torch
 from torch import Tensor
 
 from nullbayes import io
-from nullbayes.errors import FileError, NullBayesWarning, SettingsError
-from nullbayes.jacobian.fingerprint import fingerprint, raw
-from nullbayes.posteriors.noise import draw_seed
-from nullbayes.posteriors.setup import Asked, Setup, set_up
+from nullbayes.errors import FileError, warn
+from nullbayes.hashing import fingerprint
+from nullbayes.posteriors.header import Count, check_fields, fields_of
+from nullbayes.posteriors.plan import FitPlan, FitRequest, described
 from nullbayes.projectors import Iterative
 
 KIND = "checkpoint"
 _EVERY = 5.0  # seconds between two writings, at least
-_SHARE = 0.02  # of the time may go into writing
-_HASHED = ("model", "data", "noise")  # what a sentence cannot show
+_SHARE = 0.02  # of the time may be spent on writing
+_HASHED = ("model", "data", "noise")  # settings that a message cannot show
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory for which the stored plan was made, to make it again: see :func:`make_plan`."""
+
+    limit: Count
+    host: Count
+    halvings: Count
+
+
+@dataclass(frozen=True)
+class Header:
+    """The header of the file: the identity of the fit, its seed, and the memory of its plan."""
+
+    format_version: Count
+    kind: str
+    problem: dict[str, Any]
+    seed: Count
+    memory: Memory
 
 
 class Checkpoint:
-    """The file of a fit for the time of a ``with`` block, or none; a ``Store`` of the projector's iteration.
+    """The file of a fit, for the time of a ``with`` block; a ``Store`` of the projector's iteration.
 
-    The file stays when the fit is killed, interrupted, or fails after its first sweep; it is removed when the fit has
-    finished. What could not be written the first time, before any work, is an error; later it is a warning.
-
-    Parameters
-    ----------
-    path : path, optional
-        Where; None stores nothing.
+    The file stays when the fit is killed, interrupted, or fails after its first sweep. It is removed when the fit has
+    finished. If the first writing fails, before any work, that is an error; later it is a warning.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        self._path = None if path is None else Path(path)
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
         self._header: dict[str, Any] = {}
         self._ours = self._written = self._swept = self._interrupted = False
         self._next = 0.0
@@ -55,76 +69,65 @@ class Checkpoint:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
         finished = kind is None and not self._interrupted
         in_vain = kind is not None and issubclass(kind, Exception) and not self._swept
-        if self._path is not None and self._ours and (finished or in_vain):
+        if self._ours and (finished or in_vain):
             io.remove(self._path)
 
-    def begin(self, asked: Asked, seed: int | None, noise: Callable[[int], Tensor] | None) -> tuple[int, Setup]:
-        """Return the seed and the plan of the fit, the file's own if there is one; refuse the file of another fit.
+    def stored(self, request: FitRequest, seed: int | None) -> tuple[int, Memory] | None:
+        """Return the seed and the memory of the fit in the file, or None without a file; refuse that of another fit.
 
-        Parameters
-        ----------
-        asked : Asked
-            What was asked of the fit.
-        seed : int, optional
-            Where a generator was given.
-        noise : callable, optional
-            The noise that follows from a seed, where it is not N(0, I).
+        ``seed`` is that of the generator that the user passed, if any.
         """
-        if self._path is None:
-            return draw_seed(None) if seed is None else seed, set_up(asked)
-        problem, stored = _problem(asked), self._read() if self._path.is_file() else None
-        if stored is None:
-            seed, setup = draw_seed(None) if seed is None else seed, set_up(asked)
-        else:
-            header = stored[1]
+        if not self._path.is_file():
+            return None
+        _, header = self._read()
+        self._compare(_identity(request), header["problem"])
+        if seed is not None and seed != header["seed"]:
+            self.refuse("its generator had another seed (none need be passed)")
+        return header["seed"], Memory(**header["memory"])
+
+    def begin(self, request: FitRequest, plan: FitPlan, seed: int, noise: Tensor | None) -> None:
+        """Resume the file, if there is one, or write the first; ``noise`` is what is projected if not N(0, I)."""
+        problem = _identity(request)
+        problem["plan"] = list(plan.key)
+        problem["noise"] = "N(0, I)" if noise is None else fingerprint([("noise", noise)])
+        self._header = {"kind": KIND, "problem": problem, "seed": seed, "memory": _memory(plan)}
+        if self._path.is_file():
+            tensors, header = self._read()
             self._compare(problem, header["problem"])
-            if seed is not None and seed != header["seed"]:
-                self._refuse("its generator had another seed (none need be passed)")
-            try:
-                seed, setup = header["seed"], set_up(asked, **header["memory"])
-            except SettingsError:
-                self._refuse("its memory is too small for it")
-        assert seed is not None
-        problem["plan"] = str(setup)
-        problem["noise"] = "N(0, I)" if noise is None else hashlib.sha256(raw(noise(seed))).hexdigest()
-        self._header = {"kind": KIND, "problem": problem, "seed": seed, "memory": _memory(setup)}
-        if stored is not None:
-            self._compare(problem, header["problem"])
-            self._ours, self._swept = True, bool(stored[0])
-        elif isinstance(setup.projector, Iterative):
+            self._ours, self._swept = True, bool(tensors)
+        elif isinstance(plan.projector, Iterative):
             self._write({})
             self._ours = True
         if self._ours:
             io.remove(self._path, only_strays=True)
         self._next = time.monotonic() + _EVERY
-        return seed, setup
 
-    def follow(self, setup: Setup) -> None:
-        """Begin the file anew where the plan has changed; the one before may have had nothing to store."""
-        if self._path is None or str(setup) == self._header["problem"]["plan"]:
+    def follow(self, plan: FitPlan) -> None:
+        """Begin the file anew if the plan has changed; the plan before it may have had nothing to store."""
+        if self._header["problem"]["plan"] == list(plan.key):
             return
-        self._header["problem"]["plan"], self._header["memory"] = str(setup), _memory(setup)
-        if isinstance(setup.projector, Iterative):
+        self._header["problem"]["plan"], self._header["memory"] = list(plan.key), _memory(plan)
+        if isinstance(plan.projector, Iterative):
             self._write({})
             self._ours, self._swept = True, False
 
     def load(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the state in the file, or the one given where there is none yet."""
+        """Return the state in the file, or the given state if there is none yet."""
         if not self._swept:
             return state
         stored = self._read()[0]
         if {name: _form(tensor) for name, tensor in stored.items()} != {name: _form(t) for name, t in state.items()}:
-            self._refuse("its tensors have other names, shapes or dtypes")
+            self.refuse("its tensors have other names, shapes or dtypes")
         rows, here = stored["reference"].to(state["reference"]), state["reference"]
         if rows.shape != here.shape or not torch.allclose(rows, here, rtol=1e-3, atol=0.0):
-            self._refuse("its rows or its noise are other numbers")
-        # copies: how memory is aligned changes the last bits of products
+            self.refuse("its rows or its noise are other numbers")
+        # copies: the alignment of memory changes the last bits of products
         return {name: tensor.to(state[name].device, copy=True) for name, tensor in stored.items()}
 
     def save(self, state: Mapping[str, Tensor], *, interrupted: bool = False) -> None:
-        """Write the state, if it is time; that of an interruption in any case."""
+        """Write the state if enough time has passed, and in any case after an interruption."""
         start = time.monotonic()
-        if self._path is None or not (interrupted or start >= self._next):
+        if not (interrupted or start >= self._next):
             return
         self._interrupted = interrupted
         self._write(state)
@@ -132,23 +135,26 @@ class Checkpoint:
         spent = time.monotonic() - start
         self._next = start + spent + max(_EVERY, spent / _SHARE)
 
+    def refuse(self, why: str) -> NoReturn:
+        """Refuse to continue from the file."""
+        msg = (
+            f"The checkpoint {self._path} belongs to another fit: {why}. Call fit as it was called then, delete the "
+            "file, or pass another path as checkpoint."
+        )
+        raise FileError(msg)
+
     def _write(self, state: Mapping[str, Tensor]) -> None:
-        assert self._path is not None
-        contents = {name: tensor.detach().cpu() for name, tensor in state.items()}
-        header = {**self._header, "digest": fingerprint(sorted(contents.items()))}
         try:
-            io.save(self._path, contents, header, what="checkpoint")
+            io.save(self._path, state, self._header, what="checkpoint")
         except FileError as error:
             if not self._written:
                 raise
-            message = f"{error} The fit goes on without: if it is killed, it can be resumed where the file left it."
-            warnings.warn(message, NullBayesWarning, stacklevel=2)
+            warn(f"{error} The fit goes on without: if it is killed, it can be resumed where the file left it.")
         else:
             self._written = True
 
     def _read(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and the header of the file, if it is a checkpoint as it was written."""
-        assert self._path is not None
+        """Return the tensors and the header of the file, if it is a checkpoint."""
         advice = "delete it, or pass another path as checkpoint."
         try:
             tensors, header = io.read(self._path, what="checkpoint")
@@ -158,55 +164,46 @@ class Checkpoint:
         if header.get("kind") != KIND:
             msg = f"{self._path} holds a posterior, not a checkpoint: pass another path as checkpoint."
             raise FileError(msg)
-        if not _is_whole(header) or header["digest"] != fingerprint(sorted(tensors.items())):
+        try:
+            check_fields(fields_of(Header), header)
+        except FileError as error:
             msg = f"The checkpoint {self._path} was altered since it was written: {advice}"
-            raise FileError(msg)
+            raise FileError(msg) from error
         return tensors, header
 
     def _compare(self, here: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-        names = [name for name in here if here[name] != stored.get(name)]
         shown = [
-            f"another {name}" if name in _HASHED else f"{name} was {stored.get(name)!r} and is {here[name]!r}"
-            for name in names
+            f"another {name}" if name in _HASHED else f"{name} was {stored.get(name)!r} and is {value!r}"
+            for name, value in here.items()
+            if value != stored.get(name)
         ]
         if shown:
-            self._refuse("; ".join(shown))
-
-    def _refuse(self, why: str) -> NoReturn:
-        msg = (
-            f"The checkpoint {self._path} belongs to another fit: {why}. Call fit as it was called then, delete the "
-            "file, or pass another path as checkpoint."
-        )
-        raise FileError(msg)
+            self.refuse("; ".join(shown))
 
 
-def _memory(setup: Setup) -> dict[str, int]:
-    """Return what a plan was made from, to make it again."""
-    return {"limit": setup.limit, "host": setup.host, "halvings": len(setup.notes)}
-
-
-def _is_whole(header: Mapping[str, Any]) -> bool:
-    """Say whether a header has what a fit goes on from, as a fit could have written it."""
-    memory = header.get("memory")
-    if not (isinstance(header.get("problem"), dict) and "digest" in header and isinstance(memory, dict)):
-        return False
-    if memory.keys() != {"limit", "host", "halvings"} or any(type(n) is not int or n < 0 for n in memory.values()):
-        return False
-    return type(header.get("seed")) is int
+def _memory(plan: FitPlan) -> dict[str, int]:
+    return asdict(Memory(plan.limit, plan.host, plan.halvings))
 
 
 def _form(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...]]:
-    """Return what of a tensor stays the same while samples are let go."""
+    """Return the properties of a tensor that stay the same when finished samples are dropped."""
     return tensor.dtype, tuple(tensor.shape[1:])
 
 
-def _problem(asked: Asked) -> dict[str, Any]:
-    """Return what tells the problem, the noise apart: all that the directions depend on."""
-    rows, network = asked.rows, asked.rows.network
-    likelihood = (rows.likelihood.name, getattr(rows.likelihood, "sigma_noise", None))
+def _identity(request: FitRequest) -> dict[str, Any]:
+    """Return all that the directions depend on, except for the plan and the noise."""
+    rows, network = request.rows, request.rows.network
+    sigma = getattr(rows.likelihood, "sigma_noise", None)
     return {
-        "n_samples": asked.n_samples, "tolerance": asked.tolerance, "projector": str(asked.projector),
-        "memory_limit": asked.memory_limit, "rows": type(rows).__name__, "hessian": getattr(rows, "hessian", False),
-        "likelihood": list(likelihood), "parameters": list(network.names), "device": rows.device.type,
-        "model": network.fingerprint(), "data": rows.examples.fingerprint(),
-    }  # fmt: skip
+        "n_samples": request.n_samples,
+        "tolerance": request.tolerance,
+        "projector": described(request.projector),
+        "memory_limit": request.memory_limit,
+        "rows": type(rows).__name__,
+        "hessian": getattr(rows, "hessian", False),
+        "likelihood": [rows.likelihood.name, list(sigma) if isinstance(sigma, tuple) else sigma],
+        "parameters": list(network.names),
+        "device": rows.device.type,
+        "model": network.fingerprint(),
+        "data": rows.examples.fingerprint(),
+    }

@@ -1,32 +1,95 @@
-"""Reading a posterior back from a file: what has to fit between the file, the model and the arguments."""
+"""Posteriors in files and copies: what is written, and what has to match when it is read.
+
+The functions with an argument ``self`` are methods of :class:`SamplePosterior`.
+"""
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from nullbayes import io
-from nullbayes.errors import FileError
+from nullbayes.errors import FileError, SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.modules import unwrapped
-from nullbayes.jacobian.network import OutputFn
+from nullbayes.jacobian.network import OutputFn, the_output
 from nullbayes.likelihoods import Likelihood, resolve
-from nullbayes.posteriors.base import SamplePosterior
+
+T = TypeVar("T")
+
+
+def save(self: Any, path: str | os.PathLike[str]) -> None:
+    """Write samples, settings and a fingerprint of the model to a safetensors file, without the model itself.
+
+    The file is written atomically: an earlier one stays until the new one is complete. A symbolic link is kept.
+    """
+    self._check_fitted()
+    self._network.check_unchanged()
+    rule, network, likelihood = self._precision_rule, self._network, self._likelihood
+    header = {
+        "kind": type(self).__name__,
+        "parameters": list(zip(network.names, network.shapes, strict=True)),
+        "fingerprint": network.fingerprint(),
+        "prior_precision": self.prior_precision,
+        "precision_rule": rule if isinstance(rule, str) else "",
+        "kernel_dimension": self._kernel_dimension,
+        "likelihood": {"name": likelihood.name, **likelihood.settings()},
+        "output_fn": network.output_fn is not the_output,
+        "inputs": network.input_signature,
+        "report": {},
+        **self._header(),
+    }
+    io.save(path, {"directions": self.directions, **self._tensors()}, header)
+
+
+def shallow_copy(self: T) -> T:
+    """Return another posterior with everything in common."""
+    return _with_state(type(self), vars(self))
+
+
+def deep_copy(self: T, memo: dict[int, Any]) -> T:
+    """Return another posterior with a model of its own; functions are the same."""
+    state: Any = self.__getstate__()
+    return _with_state(type(self), copy.deepcopy(state, memo))
+
+
+def _with_state(kind: type[T], state: Mapping[str, Any]) -> T:
+    new = object.__new__(kind)
+    vars(new).update(state)
+    return new
+
+
+def reduced(self: Any, protocol: Any) -> Any:
+    """Return what pickle takes along; refuse functions that it cannot name, where a file would do."""
+    given = {"likelihood": self._asked, "batch_fn": self._batch_fn, "output_fn": self._network.output_fn}
+    for name, function in given.items():
+        try:
+            pickle.dumps(function)
+        except Exception as error:
+            msg = (
+                f"pickle cannot hold {name}=..., which was not defined at the top of a module: use "
+                f"posterior.save(path), and pass it again to nb.load(path, model, {name}=...)."
+            )
+            raise SettingsError(msg) from error
+    return object.__reduce_ex__(self, protocol)
 
 
 def from_file(
-    kind: type[SamplePosterior],
+    kind: type[T],
     tensors: Mapping[str, Tensor],
     header: Mapping[str, Any],
     model: nn.Module,
     likelihood: Likelihood | None,
     batch_fn: BatchFn | None,
     output_fn: OutputFn | None,
-) -> SamplePosterior:
-    """Return the posterior of a kind that a file holds, for a model."""
+) -> T:
+    """Return the posterior of a class that a file holds, for a model."""
     model = unwrapped(model)
     names = [name for name, _ in header["parameters"]]
     here = dict(model.named_parameters())
@@ -39,19 +102,27 @@ def from_file(
         msg = f"The posterior was fitted {other} an output_fn of your own: load it as it was fitted."
         raise FileError(msg)
     wanted = set(names)
-    posterior = kind(
-        model, _likelihood(header, likelihood), parameters=lambda name, _: name in wanted, batch_fn=batch_fn,
-        output_fn=output_fn, prior_precision=float(header["prior_precision"]),
-    )  # fmt: skip
+    make: Any = kind
+    posterior = make(
+        model,
+        _likelihood(header, likelihood),
+        parameters=lambda name, _: name in wanted,
+        prior_precision=float(header["prior_precision"]),
+        batch_fn=batch_fn,
+        output_fn=output_fn,
+    )
     network = posterior._network
-    io.check_model(header, network.names, network.shapes, network.fingerprint())
-    posterior._directions = _directions(kind, tensors, network.n_parameters, network.dtype).to(network.device)
+    _check_model(header, network.names, network.shapes, network.fingerprint())
+    posterior._directions = _directions(tensors, posterior._fewest, network.n_parameters, network.dtype).to(
+        network.device
+    )
     posterior._kernel_dimension = float(header["kernel_dimension"])
     if header["precision_rule"]:
         posterior._precision_rule, posterior._precision = header["precision_rule"], float(header["prior_precision"])
-    network.trained_on = header["inputs"]
+    network.input_signature = header["inputs"]
     posterior._restore(tensors, header)
-    return posterior
+    made: T = posterior
+    return made
 
 
 def _likelihood(header: Mapping[str, Any], given: Likelihood | None) -> Likelihood:
@@ -72,10 +143,10 @@ def _likelihood(header: Mapping[str, Any], given: Likelihood | None) -> Likeliho
     return resolve(stored.pop("name"), **stored) if plain else given  # a name alone takes nothing back
 
 
-def _directions(kind: type[SamplePosterior], tensors: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
+def _directions(tensors: Mapping[str, Tensor], fewest: int, size: int, dtype: torch.dtype) -> Tensor:
     """Return the directions of the file, if they are those of samples of so many parameters."""
     directions = tensors.get("directions", torch.zeros(0))
-    few = directions.ndim != 2 or len(directions) < kind._fewest
+    few = directions.ndim != 2 or len(directions) < fewest
     if few or directions.shape[1] != size or directions.dtype != dtype:
         msg = (
             f"The file's directions are {directions.dtype} of shape {tuple(directions.shape)}, the model needs "
@@ -86,3 +157,24 @@ def _directions(kind: type[SamplePosterior], tensors: Mapping[str, Tensor], size
         msg = "The file's directions are not finite: it was altered, fit and save again."
         raise FileError(msg)
     return directions
+
+
+def _check_model(
+    header: Mapping[str, Any], names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], fingerprint: str
+) -> None:
+    """Refuse a file that was made for another model."""
+    wanted = [(name, tuple(shape)) for name, shape in header["parameters"]]
+    here = list(zip(names, shapes, strict=True))
+    if wanted != here:
+        odd = next(
+            (f"{a[0]} {a[1]}" for a in wanted if a not in here),
+            f"{len(wanted)} parameters instead of {len(here)}",
+        )
+        msg = f"The file belongs to a model of another structure: it has {odd}, which this model has not."
+        raise FileError(msg)
+    if header["fingerprint"] != fingerprint:
+        msg = (
+            "The file belongs to a model of the same structure with other parameters: "
+            "load the state_dict that the posterior was fitted to."
+        )
+        raise FileError(msg)

@@ -1,148 +1,150 @@
-"""What the header of a posterior file holds, field by field: the definition of the format, and the check of a file."""
+"""The fields of a posterior file's header, and the values that each of them may have.
+
+The fields of a report follow from the annotations of its dataclass. A class of posteriors declares the fields that it
+adds to the header in ``_header_fields``, and those of its report in ``_report_fields``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import reprlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from types import NoneType, UnionType
+from typing import Annotated, Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from nullbayes.errors import FileError
 
 Test = Callable[[Any], bool]
+Fields = Mapping[str, Test]  # name of a field -> whether it may have a value
 MOST_NOTES = 64
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
+_MAX, _TINY = sys.float_info.max, math.ulp(0.0)  # an int may be larger than a float, and NaN is in no range
 
 
-def _flag(value: Any) -> bool:
-    return isinstance(value, bool)
+def _is(*kinds: type) -> Test:
+    """Return a test for values of some types, and of no types derived from them."""
+    return lambda value: type(value) in kinds
 
 
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+def _between(low: float, high: float, *kinds: type) -> Test:
+    """Return a test for numbers of some types within a range."""
+    return lambda value: type(value) in kinds and low <= value <= high
 
 
-def _integer(value: Any) -> bool:
-    return type(value) is int and abs(value) < 2**63
+def _all(test: Test, least: int = 1, most: float = math.inf) -> Test:
+    """Return a test for lists of so many values that each pass another test."""
+    return lambda value: isinstance(value, list) and least <= len(value) <= most and all(map(test, value))
 
 
-def _dimension(value: Any) -> bool:
-    return type(value) is int and -64 <= value <= -1
-
-
-def _number(value: Any) -> bool:
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max  # an int may be larger, NaN is not
-
-
-def _not_negative(value: Any) -> bool:
-    return _number(value) and value >= 0
-
-
-def _positive(value: Any) -> bool:
-    return _number(value) and value > 0
-
-
-def _fields(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _or_none(test: Test) -> Test:
-    return lambda value: value is None or test(value)
-
-
-def _one_or_more(test: Test) -> Test:
-    return lambda value: test(value) or (isinstance(value, list) and len(value) > 1 and all(map(test, value)))
-
-
-def _list_of(test: Test) -> Test:
-    return lambda value: isinstance(value, list) and len(value) > 0 and all(map(test, value))
+text, flag, _mapping = _is(str), _is(bool), _is(dict)
+count = _between(0, 2**63 - 1, int)
+number, not_negative, positive = (_between(low, _MAX, int, float) for low in (-_MAX, 0.0, _TINY))
 
 
 def _parameter(value: Any) -> bool:
-    if not (isinstance(value, list) and len(value) == 2 and _text(value[0])):
-        return False
-    shape = value[1]
-    return isinstance(shape, list) and len(shape) <= 64 and all(map(_count, shape))  # more dimensions no tensor has
+    return isinstance(value, list) and len(value) == 2 and text(value[0]) and _all(count, 0, 64)(value[1])
 
 
-_TEMPERATURE: Mapping[str, Test] = {"temperature": _positive}
-_LIKELIHOODS: Mapping[str, Mapping[str, Test]] = {
+# Annotations of a report's dataclass that say more than a type does.
+Count = Annotated[int, count]
+Amount = Annotated[float, not_negative]
+Notes = Annotated[tuple[str, ...], _all(text, 0, MOST_NOTES)]
+
+
+def fields_of(kind: type[Any]) -> Fields:
+    """Return the fields of a dataclass with the tests that follow from their annotations."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: _test(hints[field.name]) for field in dataclasses.fields(kind)}
+
+
+def _test(hint: Any) -> Test:
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        test: Test = inner[1]
+        return test
+    if origin in (Union, UnionType):
+        options = [_test(option) for option in inner]
+        return lambda value: any(test(value) for test in options)
+    if origin is tuple:
+        return _all(_test(inner[0]))
+    if origin is dict:
+        each = _test(inner[1])
+        return lambda value: isinstance(value, dict) and all(map(each, value.values()))
+    if dataclasses.is_dataclass(hint):
+        fields = fields_of(hint)  # type: ignore[arg-type]
+        return lambda value: (
+            isinstance(value, dict) and value.keys() == fields.keys() and all(fields[n](value[n]) for n in fields)
+        )
+    plain: Mapping[Any, Test] = {str: text, bool: flag, float: number, NoneType: _is(NoneType)}
+    return plain.get(hint, lambda value: True)
+
+
+_TEMPERATURE: Fields = {"temperature": positive}
+_LIKELIHOODS: Mapping[str, Fields] = {
     "classification": {
-        "class_dim": _or_none(_dimension), "ignore_index": _integer, "some_ignored": _flag, "more_ignored": _flag,
+        "class_dim": lambda value: value is None or _between(-64, -1, int)(value),
+        "ignore_index": _between(1 - 2**63, 2**63 - 1, int),
+        "some_ignored": flag,
+        "more_ignored": flag,
         **_TEMPERATURE,
     },
-    "regression": {"sigma_noise": _or_none(_one_or_more(_positive)), **_TEMPERATURE},
-    "binary": _TEMPERATURE, "multilabel": _TEMPERATURE, "custom": {},
-}  # fmt: skip
-_PROMISE: Mapping[str, Test] = {
-    "n_apart": _count, "n_trial": _count, "needed_apart": _not_negative, "needed_inside": _not_negative,
-    "decided_by": _text, "apart_std": _not_negative, "nll_network": _number, "nll_posterior": _number,
-    "accuracy_network": _or_none(_not_negative), "accuracy_posterior": _or_none(_not_negative),
-}  # fmt: skip
-_REPORT: Mapping[str, Test] = {
-    "projector": _text, "reason": _text, "route": _text, "n_data": _count, "n_rows": _count, "n_counted": _count,
-    "tolerance": _not_negative, "sweeps": _count, "residual": _list_of(_not_negative), "converged": _flag,
-    "traces": _list_of(_number), "rank": _or_none(_count), "output_std": _not_negative, "seed": _count,
-    "train_std": _not_negative, "worst_ratio": _or_none(_not_negative), "train_loss_std": _or_none(_not_negative),
-    "peak_memory": _or_none(_count),
-    "data": _text, "promise": _or_none(_fields),
-    "notes": lambda value: isinstance(value, list) and len(value) <= MOST_NOTES and all(map(_text, value)),
-    "seconds": lambda value: _fields(value) and all(map(_not_negative, value.values())),
-}  # fmt: skip
-_COMMON: Mapping[str, Test] = {
-    "format_version": _count, "kind": _text, "parameters": _list_of(_parameter), "fingerprint": _text,
-    "prior_precision": _positive, "precision_rule": lambda value: value in ("", "auto", "optimal", "paper"),
-    "kernel_dimension": _not_negative, "likelihood": _fields, "report": _fields,
-    "output_fn": _flag, "inputs": _text,
-}  # fmt: skip
-_BASELINE_REPORT: Mapping[str, Test] = {
-    name: _REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
+    "regression": {
+        "sigma_noise": lambda value: value is None or positive(value) or _all(positive, 2)(value),
+        **_TEMPERATURE,
+    },
+    "binary": _TEMPERATURE,
+    "multilabel": _TEMPERATURE,
+    "custom": {},
 }
-_BASELINE: Mapping[str, Test] = {"seed": _count}
-_BUDGETED: Mapping[str, Test] = {**_BASELINE, "memory_budget": _count}
-_OWN: Mapping[str, Mapping[str, Test]] = {
-    "ProjectedPosterior": {"based": _flag, "hessian": _flag}, "LossProjectedPosterior": {"based": _flag},
-    **dict.fromkeys(("MAP", "DiagonalLaplace", "LastLayerLaplace", "KroneckerLaplace", "LinearizedLaplace"), _BASELINE),
-    **dict.fromkeys(("SWAG", "DeepEnsemble"), _BASELINE),
-    **dict.fromkeys(("LanczosLaplace", "SCOD", "LocalEnsemble", "SketchedLanczos"), _BUDGETED),
-}  # fmt: skip
+_COMMON: Fields = {
+    "format_version": count,
+    "kind": text,
+    "parameters": _all(_parameter),
+    "fingerprint": text,
+    "prior_precision": positive,
+    "precision_rule": lambda value: value in ("", "auto", "optimal", "paper"),
+    "kernel_dimension": not_negative,
+    "likelihood": _mapping,
+    "report": _mapping,
+    "output_fn": flag,
+    "inputs": text,
+}
 
 
-def check_header(header: Mapping[str, Any]) -> None:
-    """Refuse a header that lacks a field, has one too many, or holds in one what cannot be."""
-    kind = header.get("kind")
-    if not isinstance(kind, str) or kind not in _OWN:
-        _altered("kind", kind)
-    _check({**_COMMON, **_OWN[kind]}, header, "")
+def check_header(header: Mapping[str, Any], own: Fields, report: Fields) -> None:
+    """Refuse a header that lacks a field, has one too many, or holds a value that its field cannot have.
+
+    ``own`` and ``report`` are the fields that the class adds to the header and to its report.
+    """
+    check_fields({**_COMMON, **own}, header)
     name = header["likelihood"].get("name")
     if not isinstance(name, str) or name not in _LIKELIHOODS:
-        _altered("likelihood.name", name)
-    _check({"name": _text, **_LIKELIHOODS[name]}, header["likelihood"], "likelihood.")
-    _check(_REPORT if "based" in _OWN[kind] else _BASELINE_REPORT, header["report"], "report.")
-    if header["report"].get("promise") is not None:
-        _check(_PROMISE, header["report"]["promise"], "report.promise.")
-    rank, n_parameters = header["report"]["rank"], sum(math.prod(shape) for _, shape in header["parameters"])
+        altered("likelihood.name", name)
+    check_fields({"name": text, **_LIKELIHOODS[name]}, header["likelihood"], "likelihood.")
+    check_fields(report, header["report"], "report.")
+    rank, n_parameters = header["report"].get("rank"), sum(math.prod(shape) for _, shape in header["parameters"])
     if rank is not None and rank > n_parameters:
-        _altered("report.rank", rank)
+        altered("report.rank", rank)
 
 
-def _check(fields: Mapping[str, Test], values: Mapping[str, Any], where: str) -> None:
+def check_fields(fields: Fields, values: Mapping[str, Any], where: str = "") -> None:
+    """Refuse values that are not those of the fields; ``where`` is the prefix of the names in the message."""
     for name in [*fields, *values]:
         if name not in fields:
-            _altered(f"{where}{name}", "one field too many")
+            altered(f"{where}{name}", "one field too many")
         if name not in values:
-            _altered(f"{where}{name}", "missing")
+            altered(f"{where}{name}", "missing")
         if not fields[name](values[name]):
-            _altered(f"{where}{name}", values[name])
+            altered(f"{where}{name}", values[name])
 
 
-def _altered(field: str, value: Any) -> NoReturn:
+def altered(field: str, value: Any, advice: str = "") -> NoReturn:
+    """Refuse a header because of one of its fields."""
     msg = (
         f"This is not a posterior file of this version, or it was altered: {field[:60]} of its header is "
-        f"{reprlib.repr(value)}. Take another copy of it, or fit and save again."
+        f"{reprlib.repr(value)}. Take another copy of it, or fit and save again.{advice}"
     )
     raise FileError(msg)

@@ -1,12 +1,15 @@
-"""What a fit says while it works: the phase, then sweeps, residual, and about how long it will take."""
+"""What a fit shows and measures while it works: the phase, sweeps and residual, seconds, and the peak of memory."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Self, TextIO
 
+import torch
 from torch import Tensor
 from tqdm import tqdm
 
@@ -17,20 +20,13 @@ _PHASES = {
     "projection": "projecting",
     "measure": "measuring",
 }
-_LONGEST = 1e7  # seconds, some months: beyond, an estimate says nothing
+_LONGEST = 1e7  # seconds, a few months: a longer estimate says nothing
 
 
 class Progress:
-    """One line on a terminal for the time of a ``with`` block, gone after it.
+    """One line on a terminal, shown during a ``with`` block and wiped at its end.
 
-    Parameters
-    ----------
-    show : bool
-        Whether to write at all; even then only on a terminal.
-    file : text stream, optional
-        Where to write; default the standard error.
-    clock : callable
-        Returns the time in seconds.
+    It is written to ``file``, by default the standard error, if ``show`` is true and the file is a terminal.
     """
 
     def __init__(self, *, show: bool, file: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -48,16 +44,16 @@ class Progress:
         self._bar = None
 
     def phase(self, name: str) -> None:
-        """Say what is being done now."""
+        """Show the phase that begins."""
         self._say(_PHASES.get(name, name))
 
     def sweeps(self, tolerance: float) -> Callable[[int, Tensor], None]:
-        """Return a projector's callback, for a projection that starts now."""
+        """Return the callback of a projection that starts now."""
         start, first, seen = self._clock(), 0, list[tuple[int, float]]()
 
         def show(sweeps: int, residual: Tensor) -> None:
             nonlocal start, first
-            if not seen and sweeps > 1:  # it goes on where an earlier one was
+            if not seen and sweeps > 1:  # the projection was resumed
                 start, first = self._clock(), sweeps
             worst = float(residual.max())
             seen.append((sweeps, worst))
@@ -76,9 +72,9 @@ class Progress:
 
 
 def sweeps_left(seen: list[tuple[int, float]], tolerance: float) -> float | None:
-    """Return how many more sweeps the residual needs at the rate of the later half of them; None if none is seen.
+    """Return how many more sweeps are needed at the rate of the later half; None where the residual does not fall.
 
-    ``seen`` holds sweeps and residual of each measurement, in order.
+    ``seen`` holds the sweeps and the residual of each measurement, in order.
     """
     if len(seen) < 2 or min(seen[-1][1], tolerance) <= 0.0:
         return None
@@ -93,8 +89,50 @@ def sweeps_left(seen: list[tuple[int, float]], tolerance: float) -> float | None
 
 
 def duration(seconds: float) -> str:
-    """Return a time in the unit that one would say it in."""
+    """Return a time with a fitting unit."""
     for unit, size in (("s", 1.0), ("min", 60.0), ("h", 3600.0)):
         if seconds < 99.5 * size:
             return f"{seconds / size:.0f} {unit}"
     return f"{seconds / 86400:.0f} days"
+
+
+class Meter:
+    """Seconds per phase, and the peak of memory beyond what was in use when the meter was made.
+
+    On CUDA the memory is what PyTorch allocated; on a CPU it is the resident memory of the process, where the system
+    reports it. ``announce`` is called with the name of each phase when it begins.
+    """
+
+    def __init__(self, device: torch.device, announce: Callable[[str], None] | None = None) -> None:
+        self.device, self.announce = device, announce
+        self.seconds: dict[str, float] = {}
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        else:
+            with contextlib.suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark on Linux
+        self._before = self._now()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of a ``with`` block to a phase."""
+        if self.announce is not None:
+            self.announce(name)
+        start = time.perf_counter()
+        yield
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def peak(self) -> int | None:
+        """Return the peak in bytes, or None where the system does not report it."""
+        now = self._now()
+        return None if now is None or self._before is None else max(0, now - self._before)
+
+    def _now(self) -> int | None:
+        if self.device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self.device))
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+        return None

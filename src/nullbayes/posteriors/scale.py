@@ -1,201 +1,89 @@
-"""The scale of a posterior: its prior precision and its temperature, given or chosen."""
+"""The scale of a posterior: its prior precision and temperature, chosen by data."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import warnings
-from abc import abstractmethod
-from collections.abc import Callable, Iterable
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from nullbayes import priors
-from nullbayes.errors import NullBayesWarning, SettingsError
+from nullbayes.errors import SettingsError, warn
 from nullbayes.jacobian.batches import BatchFn, is_array
-from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import Network
-from nullbayes.likelihoods import Likelihood
-from nullbayes.posteriors.check import counted_outputs
-from nullbayes.posteriors.numbers import positive
-from nullbayes.posteriors.promise import TEMPERATURES, Answers, best_scale
+from nullbayes.likelihoods import Likelihood, Regression
+from nullbayes.posteriors.predictions import counted_outputs
+from nullbayes.posteriors.promise import Answers
 from nullbayes.precision import full_precision
 
 METHODS = ("nll", "grid", "marglik", "closed_form")
 GRID = (0.1, 1.0, 5.0, 10.0, 50.0, 100.0)  # of the paper
+_INDIFFERENT, _HARMLESS = 1e-5, 1e-3  # nats of held-out likelihood: of the mean, and with its error added
+_TEMPERATURES, _NOISES = (0.05, 20.0), (1e-10, 1e10)  # the range of temperature scaling, for logits and for noise
+_AROUND = 2.0  # the factor around that temperature that is searched together with a variance
+P = TypeVar("P")
 
 
-class Scaled:
-    """What is known of the scale of directions; abstract: a subclass has the directions, and evaluates them."""
+@full_precision()
+def optimize_prior_precision(self: Any, loader: Any = None, method: str = "nll") -> float:
+    """Choose the prior precision, set it and return it; see :meth:`tune` for precision and temperature together.
 
-    _network: Network
-    _likelihood: Likelihood
-    _batch_fn: BatchFn | None
-    _directions: Tensor | None  # (S, P)
-    _kernel_dimension: float
-    _precision: float | None
-    _precision_rule: str | float
-    _asked_precision: str | float
-
-    @property
-    @abstractmethod
-    def directions(self) -> Tensor:
-        """The directions (S, P), without the prior precision."""
-
-    @abstractmethod
-    def _evaluate(self, loader: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the network's outputs (N, ...), the centred change at precision 1 (S, N, ...), and the targets."""
-
-    @property
-    def prior_precision(self) -> float:
-        r"""The prior precision :math:`\alpha` in use.
-
-        May be set, and nothing is computed again:
-
-        - "auto" is "optimal", raised as far as it takes to predict inputs like the training data as well as the network
-          does. How far is measured during the fit, on training examples; see :mod:`nullbayes.posteriors.promise`.
-        - "optimal" is the rank of the rows over the squared norm of the parameters, the maximum of the evidence of the
-          linearized model. It becomes tiny where rows are few beside parameters, and then ruins predictions.
-        - "paper" is the reciprocal of "optimal", as the paper prints it.
-        - A positive number is itself.
-        """
-        if self._precision is None:
-            _ = self.directions  # says what to do
-            self._precision = self._resolve_precision(self._precision_rule)
-        return self._precision
-
-    @prior_precision.setter
-    def prior_precision(self, value: str | float) -> None:
-        rule = check_precision(value)
-        self._precision = self._resolve_precision(rule) if self._directions is not None else None
-        self._precision_rule = self._asked_precision = rule
-
-    def _resolve_precision(self, rule: str | float) -> float:
-        if not isinstance(rule, str):
-            return float(rule)
-        optimal = priors.closed_form(self._network.n_parameters, self._kernel_dimension, self._theta_squared())
-        return 1.0 / optimal if rule == "paper" else optimal
-
-    @property
-    def temperature(self) -> float:
-        """The temperature of the likelihood in predictions: logits are divided by it, a noise variance is multiplied.
-
-        After a fit it is that of the likelihood as it was given, 1 by default, unless ``fit(..., held_out=loader)`` or
-        :meth:`tune` chose another; may be set.
-        """
-        return self._likelihood.temperature
-
-    @temperature.setter
-    def temperature(self, value: float) -> None:
-        number = positive(value)
-        if number is None:
-            msg = f"temperature must be a positive number, not {value!r}."
-            raise SettingsError(msg)
-        if number != self._likelihood.temperature:
-            self._likelihood = self._likelihood.tempered(number)
-
-    def _theta_squared(self) -> float:
-        return float(self._network.theta.double().square().sum())
-
-    def _held_out_nll(self, loader: Iterable[Any]) -> Callable[[float], float]:
-        """Return the likelihood of held-out data as a function of the precision."""
-        outputs, changes, targets = self._evaluate(loader)
-        counted_outputs(self._likelihood, outputs, targets)
-        found = Answers(self._likelihood, outputs, changes, targets)
-        return lambda alpha: -found.nll(alpha)
-
-    @full_precision()
-    def optimize_prior_precision(self, loader: Any = None, method: str = "nll") -> float:
-        """Choose the prior precision, set it and return it.
-
-        Parameters
-        ----------
-        loader : iterable of batches or pair (inputs, targets), optional
-            Held-out data for "nll" and "grid", the training data for "marglik"; "closed_form" needs none.
-        method : "nll", "grid", "marglik" or "closed_form"
-            The best log-likelihood of the mean prediction on the data, among all numbers or among the paper's 0.1, 1,
-            5, 10, 50 and 100; the optimum of the marginal likelihood of linearized Laplace, with the Gauss-Newton
-            matrix proper; or the optimum of the projected marginal likelihood.
-
-        See Also
-        --------
-        tune : precision and temperature together.
-        """
-        _ = self.directions  # says what to do before fit
-        best = self._best_precision(check_method(loader, method), loader)
-        self.prior_precision = best
-        return best
-
-    def _best_precision(self, method: str, loader: Any) -> float:
-        """Return what a method chooses."""
-        if method == "closed_form":
-            return Scaled._resolve_precision(self, "optimal")
-        if method == "marglik":
-            return self._best_evidence(loader)
-        objective = self._held_out_nll(loader)
-        if method == "grid":
-            return best_of_grid(objective)
-        start = self.prior_precision
-        with contextlib.suppress(SettingsError):  # whatever was found before: the answer depends on the data alone
-            start = self._resolve_precision("optimal")
-        return priors.maximize(objective, start, "held-out likelihood")
-
-    def _best_evidence(self, loader: Any) -> float:
-        """Return the precision of the largest marginal likelihood on the training data."""
-        if loader is None:
-            msg = 'method="marglik" reads the training data: pass them, optimize_prior_precision(loader, "marglik").'
-            raise SettingsError(msg)
-        self._network.check_unchanged()
-        examples = Examples(loader, self._batch_fn, self._network.device, dtype=self._network.dtype)
-        rows = OutputJacobian(self._network, examples, self._likelihood, hessian=True)
-        return priors.best_evidence(*priors.spectrum(rows, torch.Generator().manual_seed(0)), self._theta_squared())
-
-    @full_precision()
-    def tune(self, loader: Any, targets: Any = None) -> Self:
-        """Choose the prior precision and the temperature together, by the likelihood of held-out data.
-
-        An infinite precision is temperature scaling, so that on these data the result is no worse than temperature
-        scaling, nor than the network itself, by more than 1e-5 nats a target. The variance is used as far as it helps
-        by more than three standard errors; where it does not, it is kept as large as it can be without doing harm, so
-        that scores still tell inputs apart.
-
-        Parameters
-        ----------
-        loader, targets : iterable of batches, or inputs and targets
-            Data that the network was not trained on, in any order; a thousand examples are plenty.
-        """
-        outputs, changes, labels = self._evaluate(loader if targets is None else (loader, targets))
-        counted_outputs(self._likelihood, outputs, labels)
-        alpha, temperature = best_scale(Answers(self._likelihood, outputs, changes, labels))
-        if self._likelihood.has_probabilities and temperature < 1.01 * TEMPERATURES[0]:
-            message = (
-                "The held-out data do not determine a temperature: their likelihood still rises at the edge of the "
-                f"search, at {temperature:.2g}. Are all of them predicted right? Pass more, or set "
-                "posterior.temperature = 1.0; scores of probabilities tell nothing apart else."
-            )
-            warnings.warn(message, NullBayesWarning, stacklevel=3)
-        asked = self._asked_precision  # which a new fit goes by
-        self.prior_precision, self.temperature = alpha, temperature
-        self._asked_precision = asked
-        return self
+    Parameters
+    ----------
+    loader : iterable of batches or pair (inputs, targets), optional
+        Held-out data for "nll" and "grid", the training data for "marglik"; "closed_form" needs none.
+    method : "nll", "grid", "marglik" or "closed_form"
+        The best log-likelihood of the mean prediction on the data, among all numbers or among the paper's 0.1, 1,
+        5, 10, 50 and 100; the optimum of the marginal likelihood of linearized Laplace, with the Gauss-Newton
+        matrix proper; or the optimum of the projected marginal likelihood.
+    """
+    self._check_fitted()
+    self.prior_precision = best = _best_precision(self, check_method(loader, method), loader)
+    return best
 
 
-def check_precision(value: str | float) -> str | float:
-    """Return a precision or the name of a rule for it, or say what it may be."""
-    if isinstance(value, str):
-        if value in ("auto", "optimal", "paper"):
-            return value
-    elif (number := positive(value)) is not None:
-        return number
-    msg = f'prior_precision must be a positive number, "auto", "optimal" or "paper", not {value!r}.'
-    raise SettingsError(msg)
+def _best_precision(posterior: Any, method: str, loader: Any) -> float:
+    if method == "closed_form":
+        closed: float = posterior._need_measured().closed_form(posterior._network.theta)
+        return closed
+    if method == "marglik":
+        return best_evidence(posterior._network, posterior._likelihood, posterior._batch_fn, loader)
+    found = answers_on(posterior._likelihood, *posterior._evaluate(loader))
+    if method == "grid":
+        return best_of_grid(lambda alpha: -found.nll(alpha))
+    start = posterior.prior_precision
+    with contextlib.suppress(SettingsError):  # an earlier choice must not change the answer
+        start = posterior._resolve_precision("optimal")
+    return priors.maximize(lambda alpha: -found.nll(alpha), start, "held-out likelihood")
+
+
+@full_precision()
+def tune(self: P, loader: Any, targets: Any = None) -> P:
+    """Choose the prior precision and the temperature together, by the likelihood of held-out data.
+
+    An infinite precision is temperature scaling, so on these data the result is no worse than temperature scaling,
+    nor than the network itself, by more than 1e-5 nats per target. The variance is used as far as it helps by more
+    than three standard errors; where it does not, it is kept as large as is harmless, so that scores still tell
+    inputs apart.
+
+    Parameters
+    ----------
+    loader, targets : iterable of batches, or inputs and targets
+        Data that the network was not trained on, in any order; a thousand examples are plenty.
+    """
+    posterior: Any = self
+    evaluated = posterior._evaluate(loader if targets is None else (loader, targets))
+    alpha, posterior.temperature = tuned(answers_on(posterior._likelihood, *evaluated))
+    posterior._precision = posterior._precision_rule = alpha  # a new fit goes by the rule that was given
+    return self
 
 
 def check_method(loader: Any, method: str) -> str:
-    """Return the name of a way to choose a precision, or say which there are and what they need."""
+    """Return the name of a method that chooses a precision, or refuse one that is unknown or lacks its data."""
     if is_array(method):
         msg = "Inputs and targets are passed as one pair here: optimize_prior_precision((x, y))."
         raise SettingsError(msg)
@@ -208,7 +96,95 @@ def check_method(loader: Any, method: str) -> str:
     return method
 
 
+def best_evidence(network: Network, likelihood: Likelihood, batch_fn: BatchFn | None, loader: Any) -> float:
+    """Return the precision of the largest marginal likelihood of linearized Laplace on the training data."""
+    if loader is None:
+        msg = 'method="marglik" reads the training data: pass them, optimize_prior_precision(loader, "marglik").'
+        raise SettingsError(msg)
+    network.check_unchanged()
+    rows = OutputJacobian(network, loader, likelihood, hessian=True, batch_fn=batch_fn)
+    spectrum = priors.spectrum(rows, torch.Generator().manual_seed(0))
+    return priors.best_evidence(*spectrum, float(network.theta.double().square().sum()))
+
+
 def best_of_grid(objective: Callable[[float], float]) -> float:
     """Return the number of the paper's grid at which an objective is largest."""
     values = {alpha: objective(alpha) for alpha in GRID}
     return max(values, key=lambda alpha: values[alpha] if math.isfinite(values[alpha]) else -math.inf)
+
+
+def answers_on(likelihood: Likelihood, outputs: Tensor, changes: Tensor, targets: Tensor) -> Answers:
+    """Return predictions on held-out data at any precision; refuse data of which every target is ignored."""
+    counted_outputs(likelihood, outputs, targets)
+    return Answers(likelihood, outputs, changes, targets)
+
+
+def tuned(found: Answers) -> tuple[float, float]:
+    """Return the precision and the temperature of :func:`best_scale`; warn where the data do not determine them."""
+    alpha, temperature = best_scale(found)
+    if found.likelihood.has_probabilities and temperature < 1.01 * _TEMPERATURES[0]:
+        message = (
+            "The held-out data do not determine a temperature: their likelihood still rises at the edge of the "
+            f"search, at {temperature:.2g}. Are all of them predicted right? Pass more, or set "
+            "posterior.temperature = 1.0; otherwise scores of probabilities cannot tell inputs apart."
+        )
+        warn(message)
+    return alpha, temperature
+
+
+def best_scale(found: Answers) -> tuple[float, float]:
+    """Return the precision and the temperature that suit held-out data best together.
+
+    An infinite precision is temperature scaling. A finite precision with a temperature of its own is used where it is
+    better by more than three standard errors of the difference. Otherwise the temperature is that of temperature
+    scaling, and the precision is the smallest that is harmless: the mean is not worse by more than 1e-5 nats per
+    target, nor by more than 1e-3 with two standard errors added.
+    """
+
+    def at(alpha: float, low: float, high: float) -> tuple[float, float]:
+        """Return the least negative log-likelihood at a precision, and its temperature between two others."""
+        if not found.likelihood.has_closed_form:
+            return found.nll(alpha), 1.0
+        t = math.exp(_golden(lambda log_t: found.tempered(math.exp(log_t)).nll(alpha), math.log(low), math.log(high)))
+        return found.tempered(t).nll(alpha), t
+
+    limits = _NOISES if isinstance(found.likelihood, Regression) else _TEMPERATURES
+    _, t = min(at(math.inf, *limits), (found.nll(math.inf), found.likelihood.temperature))
+    if not found.std > 0.0:
+        return 1.0, t
+    bounds, scaled = (t / _AROUND, t * _AROUND), found if found.likelihood.temperature == t else found.tempered(t)
+    grid = [math.log(found.std**2) + math.log(4.0) * j for j in range(-8, 17)]
+    values = [at(math.exp(point), *bounds)[0] for point in grid]
+    best = min(range(len(grid)), key=lambda j: values[j] if math.isfinite(values[j]) else math.inf)
+    low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
+    alpha = math.exp(_golden(lambda point: at(math.exp(point), *bounds)[0], low, high))
+    own = at(alpha, *bounds)[1]
+    other = found if own == found.likelihood.temperature else found.tempered(own)
+    gain = scaled.each_nll(math.inf) - other.each_nll(alpha)
+    if float(gain.mean()) > 3.0 * float(gain.std()) / math.sqrt(len(gain)):
+        return alpha, own
+    alpha, each, per = math.exp(grid[-1]), scaled.each_nll(math.inf), len(gain) / found.n_targets
+    while alpha > math.exp(grid[0]):
+        loss = (scaled.each_nll(alpha / 2.0) - each) * per
+        error = float(loss.std()) / math.sqrt(len(loss))
+        if not (float(loss.mean()) <= _INDIFFERENT and float(loss.mean()) + 2.0 * error <= _HARMLESS):
+            break
+        alpha /= 2.0
+    return alpha, t
+
+
+def _golden(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return the minimum of a function with one valley between two numbers, to about 1e-3."""
+    ratio = (math.sqrt(5.0) - 1.0) / 2.0
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = function(left), function(right)
+    while high - low > 1e-3:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = function(right)
+    return 0.5 * (low + high)

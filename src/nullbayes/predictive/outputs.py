@@ -73,7 +73,7 @@ def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -
     are passed over.
     """
     one = is_array(x) or isinstance(x, (tuple, Mapping))
-    x = inputs_of(x, None, network.trained_on) if isinstance(x, Mapping) else x  # a batch with its targets will do
+    x = inputs_of(x, None, network.input_signature) if isinstance(x, Mapping) else x  # a batch with its targets will do
     if not one and not isinstance(x, (Iterable, Dataset)):
         msg = f"Inputs must be a tensor, an array, a tuple, a mapping or a loader of these, not {type(x).__name__}."
         raise DataError(msg)
@@ -81,7 +81,7 @@ def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -
     loader = [x] if one else as_loader(x)
     check_order(loader, "Answers come in the order of the inputs, one for each")
     for batch in loader:
-        inputs = as_tensors(batch if one else inputs_of(batch, batch_fn, network.trained_on), network.dtype)
+        inputs = as_tensors(batch if one else inputs_of(batch, batch_fn, network.input_signature), network.dtype)
         if any(leaf.is_floating_point() and not torch.isfinite(leaf).all() for leaf in leaves(inputs)):
             msg = "The inputs hold NaN or Inf."
             raise DataError(msg)

@@ -1,8 +1,7 @@
-r"""Curvatures: a positive semi-definite matrix :math:`C` over the parameters, held in as little as each form needs.
+r"""Curvatures: a positive semi-definite matrix :math:`C` over the parameters, in a form that uses little memory.
 
-What a Laplace approximation asks of one is the same whatever its form: samples of
-:math:`\mathcal N(0, (C + \alpha I)^{-1})` from standard normal noise, the variance of linear functions under it, and
-the eigenvalues, for the marginal likelihood.
+A Laplace approximation asks the same of every form: samples of :math:`\mathcal N(0, (C + \alpha I)^{-1})` from standard
+normal noise, the variance of linear functions under that distribution, and eigenvalues for the marginal likelihood.
 
     Diagonal      the diagonal alone
     LowRank       some eigenpairs, and zero outside their span
@@ -13,9 +12,15 @@ the eigenvalues, for the marginal likelihood.
 """
 
 from nullbayes.linalg.curvature.base import Curvature as Curvature
+from nullbayes.linalg.curvature.base import estimated_spectrum as estimated_spectrum
 from nullbayes.linalg.curvature.dense import Dual as Dual
 from nullbayes.linalg.curvature.dense import Primal as Primal
-from nullbayes.linalg.curvature.diagonal import Diagonal as Diagonal
-from nullbayes.linalg.curvature.kronecker import Kronecker as Kronecker
 from nullbayes.linalg.curvature.low_rank import LowRank as LowRank
+from nullbayes.linalg.curvature.low_rank import lanczos_pairs as lanczos_pairs
+from nullbayes.linalg.curvature.low_rank import nystrom_pairs as nystrom_pairs
 from nullbayes.linalg.curvature.matrix_free import MatrixFree as MatrixFree
+from nullbayes.linalg.curvature.structured import Diagonal as Diagonal
+from nullbayes.linalg.curvature.structured import Factor as Factor
+from nullbayes.linalg.curvature.structured import Kronecker as Kronecker
+from nullbayes.linalg.curvature.structured import column_squares as column_squares
+from nullbayes.linalg.curvature.structured import decomposed as decomposed

@@ -1,4 +1,4 @@
-r"""The whole matrix :math:`A^\top A`, factored: between its columns or, where they are fewer, between its rows."""
+r"""The whole matrix :math:`A^\top A`, by a Cholesky factor of :math:`A^\top A` itself or of :math:`A A^\top`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SAVED_BYTES = 2**31  # a larger matrix is not written to a file
 
 
 class _Shifted:
-    r"""A symmetric matrix, the Cholesky factor of :math:`M + \alpha I` at the last :math:`\alpha`, its eigenvalues."""
+    r"""A symmetric matrix M, its eigenvalues, and the factor of :math:`M + \alpha I` at the last :math:`\alpha`."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
@@ -25,7 +25,7 @@ class _Shifted:
         self._values: Tensor | None = None
 
     def factor(self, alpha: float) -> Tensor:
-        """Return the lower triangle."""
+        """Return the lower Cholesky factor."""
         if self._at != alpha:
             self._at, shifted = None, self.matrix.clone()
             shifted.diagonal().add_(alpha)
@@ -46,12 +46,12 @@ class _Shifted:
 
 
 class Primal(Curvature):
-    r"""The matrix itself, :math:`8 P^2` bytes and as much again for its factor.
+    r"""The matrix itself, which takes :math:`8 P^2` bytes, and its factor, which takes as much again.
 
     Parameters
     ----------
     matrix : Tensor (P, P)
-        In float64.
+        The matrix, in float64.
     """
 
     def __init__(self, matrix: Tensor) -> None:
@@ -66,7 +66,7 @@ class Primal(Curvature):
         return solved.T.to(noise.dtype)
 
     def variance(self, rows: Tensor, alpha: float) -> Tensor:
-        """Return the squared length after solving with the factor."""
+        r"""Return :math:`\|L^{-1} r\|^2` for each row."""
         factor = self._shifted.factor(alpha)
         solved: Tensor = torch.linalg.solve_triangular(factor, rows.to(factor).T, upper=False)
         return solved.square().sum(0).to(rows.dtype)
@@ -76,34 +76,31 @@ class Primal(Curvature):
         return padded(self._shifted.values(), self.n_columns)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the matrix, if it is not too large for a file."""
+        """Return the matrix, unless it is too large for a file."""
         return {"matrix": self.matrix} if self.matrix.numel() * 8 <= _SAVED_BYTES else {}
 
 
 class Dual(Curvature):
-    r"""The matrix :math:`A^\top A` by the Gram matrix of fewer rows than columns, :math:`8 R^2` bytes, twice.
+    r"""The matrix :math:`A^\top A` by the Gram matrix of its R rows, for R < P; takes :math:`8 R^2` bytes, twice.
 
-    A sample takes a draw :math:`w` from the prior and corrects it by what noise on the rows says (Matheron's rule):
-    :math:`w + A^\top (A A^\top + \alpha I)^{-1} (\varepsilon - A w)`. Nothing large is subtracted from anything large.
+    A sample draws :math:`w` from the prior and corrects it by noise on the rows (Matheron's rule):
+    :math:`w + A^\top (A A^\top + \alpha I)^{-1} (\varepsilon - A w)`, without cancellation of large numbers.
 
     Parameters
     ----------
     rows : Rows
-        Kept: every new :math:`\alpha` multiplies with them again.
+        The rows, which are kept: every new :math:`\alpha` multiplies with them again.
     """
+
+    rows: Rows
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         self.n_columns, self.rank = rows.n_columns, rows.n_rows
         self._shifted = _Shifted(rows.block(0, rows.n_rows).gram(torch.float64))
 
-    @property
-    def noise_size(self) -> int:
-        """One number a column, and one a row."""
-        return self.n_columns + self.rows.n_rows
-
     def sample(self, noise: Tensor, alpha: float) -> Tensor:
-        """Draw from the prior and correct."""
+        """Draw from the prior and correct by noise on the rows."""
         prior = noise[:, : self.n_columns] / math.sqrt(alpha)
         wanted = noise[:, self.n_columns :].double() - self.rows.mv(prior).double()
         return prior + self.rows.rmv(self._solve(wanted, alpha).to(prior.dtype))
@@ -111,8 +108,8 @@ class Dual(Curvature):
     def variance(self, rows: Tensor, alpha: float) -> Tensor:
         r"""Return :math:`|u|^2 + |r - A^\top u|^2/\alpha` with :math:`u = (A A^\top + \alpha I)^{-1} A r`.
 
-        What is left of a row that the others explain is far below the rounding of a product in float32, and is divided
-        by :math:`\alpha`: these products are in float64.
+        The second term is the remainder of a row that the others explain, divided by :math:`\alpha`. It is far below
+        the rounding of a product in float32, so these products are computed in float64.
         """
         left = rows.double()
         seen = torch.cat([left @ part.T for _, part in self._wide()], dim=1)  # (m, R)
@@ -122,13 +119,13 @@ class Dual(Curvature):
         return (solved.square().sum(1) + left.square().sum(1) / alpha).to(rows.dtype)
 
     def _wide(self) -> Iterator[tuple[slice, Tensor]]:
-        """Iterate over the entries of the rows in float64, as many at a time as may be in memory for a moment."""
+        """Iterate over the entries of the rows in float64, as many at a time as the rows' working memory allows."""
         at_once = max(1, self.rows.working_bytes // (16 * self.n_columns))
         for where, block in self.rows.blocks(at_once):
             yield where, block.dense().double()
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Return the eigenvalues of the Gram matrix, and zeros."""
+        """Return the eigenvalues of the Gram matrix, and zero for the remaining columns."""
         return padded(self._shifted.values(), self.n_columns)
 
     def _solve(self, vectors: Tensor, alpha: float) -> Tensor:  # (S, R) -> (S, R)

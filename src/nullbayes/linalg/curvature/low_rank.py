@@ -1,4 +1,4 @@
-r"""Some eigenpairs, :math:`C = \sum_i \lambda_i u_i u_i^\top`, and three ways to find them."""
+r"""Curvature of low rank, :math:`C = \sum_i \lambda_i u_i u_i^\top`, and two ways to find its eigenpairs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nullbayes.precision import full_precision
 
 
 class LowRank(Curvature):
-    r"""Orthonormal vectors with a value each, zero outside their span.
+    r"""Orthonormal vectors with an eigenvalue each; the curvature is zero outside their span.
 
     A sample is :math:`\alpha^{-1/2}\,(\varepsilon - U\,(1 - \sqrt{\alpha/(\lambda + \alpha)})\,U^\top\varepsilon)`.
 
     Parameters
     ----------
     basis : Tensor (k, P)
-        The vectors, in rows.
+        The vectors, as rows.
     values : Tensor (k,)
         Their eigenvalues.
     """
@@ -35,40 +35,35 @@ class LowRank(Curvature):
         self.rank, self.n_columns = basis.shape
 
     def sample(self, noise: Tensor, alpha: float) -> Tensor:
-        """Shrink the noise along each vector."""
+        """Scale the noise down along each vector."""
         shrunk = 1.0 - (alpha / (self.values + alpha)).sqrt()
         return (noise - (noise @ self.basis.T * shrunk) @ self.basis) / math.sqrt(alpha)
 
     def solve(self, vectors: Tensor, alpha: float) -> Tensor:  # (S, P) -> (S, P)
-        r"""Apply :math:`(C + \alpha I)^{-1}`, as its root twice: positive definite whatever rounding does."""
+        r"""Apply :math:`(C + \alpha I)^{-1}` as its root twice, which rounding cannot make indefinite."""
         return self.sample(self.sample(vectors, alpha), alpha)
 
     def variance(self, rows: Tensor, alpha: float) -> Tensor:
-        """Return the squared length of each row, shrunk as noise is: nothing large is subtracted."""
+        """Return the squared length of each row after scaling it as noise is scaled, without cancellation."""
         return self.sample(rows, alpha).square().sum(1)
 
     def outside(self, rows: Tensor) -> Tensor:  # (m, P) -> (m,)
-        """Return the squared length of the part of each row that no vector reaches."""
+        """Return the squared length of the part of each row outside the span of the vectors."""
         return (rows - (rows @ self.basis.T) @ self.basis).square().sum(1)
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Return the values, and zeros."""
+        """Return the values, and zero for the remaining columns."""
         return padded(self.values, self.n_columns)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return vectors and values."""
+        """Return the vectors and their values."""
         return {"basis": self.basis, "values": self.values}
 
 
-def lanczos_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
-    r"""Return the Ritz pairs of :math:`A^\top A` on a Krylov space: the largest eigenvalues come first."""
-    size = min(rank, rows.n_rows, rows.n_columns)
-    return ritz_pairs(rows, krylov_basis(rows, size, generator))
-
-
 @full_precision()
-def ritz_pairs(rows: Rows, basis: Tensor) -> LowRank:  # (k, P)
-    r"""Return the best eigenpairs of :math:`A^\top A` within the span of orthonormal vectors."""
+def lanczos_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
+    r"""Return the Ritz pairs of :math:`A^\top A` on a Krylov space, which finds the largest eigenvalues first."""
+    basis = krylov_basis(rows, min(rank, rows.n_rows, rows.n_columns), generator)
     projected = torch.zeros(len(basis), len(basis), dtype=torch.float64, device=rows.device)
     for _, block in rows.blocks(rows.rows_per_pass):
         image = block.mv(basis).double()
@@ -82,12 +77,12 @@ def nystrom_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
     r"""Return eigenpairs of :math:`A^\top A` from its product with random vectors, in one pass over the rows.
 
     The Nyström approximation :math:`Y (\Omega^\top Y)^{-1} Y^\top`, :math:`Y = A^\top A\,\Omega` (Tropp, Yurtsever,
-    Udell and Cevher 2017): never more than the matrix itself. Computed with a small shift, which is taken away again.
+    Udell and Cevher 2017), which never exceeds the matrix itself. A small shift is added and subtracted again.
     """
     size = min(rank, rows.n_columns)
     drawn = torch.randn(size, rows.n_columns, generator=generator, dtype=rows.dtype, device=generator.device)
     test = torch.linalg.qr(drawn.to(rows.device).T).Q.T
-    image = torch.zeros_like(test)  # Y, in rows
+    image = torch.zeros_like(test)  # Y, transposed
     for _, block in rows.blocks(rows.rows_per_pass):
         image += block.rmv(block.mv(test))
     shift = torch.finfo(rows.dtype).eps * float(image.norm()) + torch.finfo(rows.dtype).tiny

@@ -1,26 +1,43 @@
-r"""A checksum for each example, so that data that change are noticed when they are read again.
+r"""Hashes of tensors: one for named tensors as a whole, and a quick checksum for each example of some data.
 
-The bits of an example are taken as words :math:`w_i` of 32 bits, and :math:`\sum_i k_i w_i` modulo :math:`2^{64}` with
-random :math:`k_i` is its checksum: other words give another sum but for a chance of at most :math:`2^{-32}`, and moved
-words are other words. Sums of integers do not depend on their order, so that every device finds the same.
+The checksum of an example takes its bits as words :math:`w_i` of 32 bits: it is :math:`\sum_i k_i w_i` modulo
+:math:`2^{64}` with random :math:`k_i`. Other words give another sum with a chance of at least :math:`1 - 2^{-32}`, and
+words that are moved count as other words. Sums of integers do not depend on their order, so that every device computes
+the same.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-_WORDS = 2**14  # of 64 bits: longer examples are summed in segments, and the sums summed
-_AT_A_TIME = {"cpu": 2**15 - 1, "cuda": 2**24}  # words in work: on a CPU they stay in its cache, and in one thread
-_STEP = 0x1E3779B97F4A7C15  # odd, so that no leaf's share is lost
+_WORDS = 2**14  # of 64 bits: longer examples are summed in segments, and then the sums
+_AT_A_TIME = {"cpu": 2**15 - 1, "cuda": 2**24}  # words per step: on a CPU they stay in its cache, and in one thread
+_STEP = 0x1E3779B97F4A7C15  # odd, so that multiplying with it loses nothing
+
+
+def raw(tensor: Tensor) -> Any:
+    """Return the bytes of a tensor in the order of its entries, as an array."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def fingerprint(named: Iterable[tuple[str, Tensor]], text: str = "") -> str:
+    """Return the SHA-256 of a text and of tensors: names, shapes, dtypes and bytes, in the given order."""
+    digest = hashlib.sha256(text.encode())
+    for name, tensor in named:
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+        digest.update(raw(tensor))
+    return digest.hexdigest()
 
 
 def checksums(leaves: Iterable[Tensor], n: int) -> Tensor:  # (n,) int64
-    """Return the checksum of each of ``n`` examples; what has no dimension belongs to all of them."""
+    """Return the checksum of each of ``n`` examples. A tensor without dimensions belongs to all of them."""
     total = torch.zeros(n, dtype=torch.int64, device="cpu")
     for leaf in leaves:
         share = _summed(_words(leaf.detach() if leaf.ndim else leaf.detach()[None]))
@@ -29,11 +46,11 @@ def checksums(leaves: Iterable[Tensor], n: int) -> Tensor:  # (n,) int64
 
 
 def _words(leaf: Tensor) -> Tensor:  # (n, ...) -> (n, w) int64
-    """Return the bits of each example as words of 64; those that do not fill the last are padded with zeros."""
+    """Return the bits of each example as words of 64 bits; the last one is filled up with zeros."""
     leaf = torch.view_as_real(leaf.resolve_conj()) if leaf.is_complex() else leaf
     flat = leaf.resolve_neg().reshape(len(leaf), -1)
     rest = -flat.shape[1] * flat.element_size() % 8
-    # a single example counts as contiguous whatever its stride
+    # torch calls a single example contiguous whatever its stride is
     if (
         not flat.is_contiguous()
         or flat.stride(1) != 1
@@ -50,8 +67,8 @@ def _summed(words: Tensor) -> Tensor:  # (n, w) -> (n,)
         return _summed(torch.stack(segments, dim=1))
     low, high = (key[:width] for key in _keys(words.device))
     rows = max(1, _AT_A_TIME.get(words.device.type, 2**15 - 1) // max(1, width))
-    # the upper half of a word, shifted, has a key of its own: the first one alone would lose its upper bits
-    if words.is_cuda:  # where integers have no matrix products
+    # the upper half of a word gets a key of its own: the product with the first key would lose its upper bits
+    if words.is_cuda:  # which has no matrix products of integers
         parts = [torch.addcmul(part * low, part >> 32, high).sum(1) for part in words.split(rows)]
     else:
         parts = [part @ low + (part >> 32) @ high for part in words.split(rows)]

@@ -1,20 +1,71 @@
-r"""A Kronecker product for each layer: correlations between its inputs, times those between its outputs."""
+r"""Curvatures with structure: the diagonal alone, or a Kronecker product for each layer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from nullbayes.linalg.curvature.base import Curvature, padded
+from nullbayes.linalg.rows import Rows
+from nullbayes.precision import full_precision
+
+
+class Diagonal(Curvature):
+    """A diagonal matrix: parameters vary independently of each other.
+
+    Parameters
+    ----------
+    diagonal : Tensor (P,)
+        The entries of the diagonal.
+    """
+
+    def __init__(self, diagonal: Tensor) -> None:
+        self.diagonal = diagonal
+        self.n_columns = len(diagonal)
+        self.rank = int((diagonal > 0).sum())
+
+    def sample(self, noise: Tensor, alpha: float) -> Tensor:
+        """Scale each number by its own standard deviation."""
+        return noise / (self.diagonal + alpha).sqrt()
+
+    def variance(self, rows: Tensor, alpha: float) -> Tensor:
+        """Weight the square of each entry by its variance."""
+        return rows.square() @ (1.0 / (self.diagonal + alpha))
+
+    def spectrum(self) -> tuple[Tensor, Tensor]:
+        """Return the entries of the diagonal."""
+        return padded(self.diagonal, self.n_columns)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the entries of the diagonal."""
+        return {"diagonal": self.diagonal}
+
+
+@full_precision()
+def column_squares(rows: Rows) -> Tensor:  # (P,)
+    r"""Return the diagonal of :math:`A^\top A`, the sum of the squares in each column, in one pass over the rows.
+
+    Where rows are outer products, the entries are never formed: squares of gradients and activations are multiplied.
+    """
+    result = torch.zeros(rows.n_columns, dtype=torch.float64, device=rows.device)
+    for _, block in rows.blocks(rows.rows_per_pass):
+        for gradients, activations, column in block.factors():
+            squares = gradients.double().square().sum(1)  # (n, q)
+            if activations is None:
+                result[column : column + squares.shape[1]] += squares.sum(0)
+            else:
+                share = squares.T @ activations.double().square()
+                result[column : column + share.numel()] += share.flatten()
+    return result.to(rows.dtype)
 
 
 class Factor(NamedTuple):
-    r"""A block :math:`B \otimes A` over columns that are an (out, in) matrix, by the eigenpairs of both."""
+    r"""The eigenpairs of a block :math:`B \otimes A`, whose columns are the entries of an (out, in) matrix."""
 
-    column: int  # the first of out * in
+    column: int  # the first of its out * in columns
     left: Tensor  # (out, out), eigenvectors in columns
     left_values: Tensor  # (out,)
     right: Tensor  # (in, in)
@@ -22,7 +73,7 @@ class Factor(NamedTuple):
 
     @property
     def where(self) -> slice:
-        """Its columns."""
+        """The columns of the block."""
         return slice(self.column, self.column + len(self.left) * len(self.right))
 
     @property
@@ -42,7 +93,7 @@ class Kronecker(Curvature):
     Parameters
     ----------
     factors : sequence of Factor
-        On disjoint columns that leave none out.
+        Blocks on disjoint columns, which together cover all columns.
     """
 
     def __init__(self, factors: Sequence[Factor]) -> None:
@@ -51,7 +102,7 @@ class Kronecker(Curvature):
         self.rank = sum(int((factor.values > 0).sum()) for factor in factors)
 
     def sample(self, noise: Tensor, alpha: float) -> Tensor:
-        """Shrink the noise in the eigenbasis of each block."""
+        """Scale the noise in the eigenbasis of each block."""
         result = torch.empty_like(noise)
         for factor in self.factors:
             shrunk = factor.turned(noise) / (factor.values + alpha).sqrt()
@@ -59,34 +110,35 @@ class Kronecker(Curvature):
         return result
 
     def variance(self, rows: Tensor, alpha: float) -> Tensor:
-        """Weigh the squares in the eigenbasis of each block."""
+        """Weight the squares in the eigenbasis of each block."""
         parts = [(factor.turned(rows).square() / (factor.values + alpha)).sum((1, 2)) for factor in self.factors]
         return torch.stack(parts).sum(0)
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
-        """Return the products of the eigenvalues."""
+        """Return the products of the eigenvalues of both factors."""
         return padded(torch.cat([factor.values.flatten() for factor in self.factors]), self.n_columns)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the eigenpairs of all factors, one after the other."""
+        """Return the eigenpairs of all blocks, concatenated."""
         names = ("left", "left_values", "right", "right_values")
         found = {name: torch.cat([getattr(f, name).flatten() for f in self.factors]) for name in names}
         sizes = [[f.column, len(f.left), len(f.right)] for f in self.factors]
         return {"sizes": torch.tensor(sizes, device="cpu"), **found}
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Kronecker:
-        """Build the curvature again from its :meth:`tensors`."""
+    def of(cls, tensors: Mapping[str, Tensor]) -> Self:
+        """Build the curvature from its :meth:`tensors`."""
         sizes = [[int(n) for n in row] for row in tensors["sizes"].tolist()]
         outs, ins = [row[1] for row in sizes], [row[2] for row in sizes]
         left, right = (
             tensors[name].split([n * n for n in widths]) for name, widths in (("left", outs), ("right", ins))
         )
         left_values, right_values = tensors["left_values"].split(outs), tensors["right_values"].split(ins)
-        return cls([
+        factors = [
             Factor(column, left[i].view(out, out), left_values[i], right[i].view(n, n), right_values[i])
             for i, (column, out, n) in enumerate(sizes)
-        ])  # fmt: skip
+        ]
+        return cls(factors)
 
 
 def decomposed(column: int, left: Tensor, right: Tensor) -> Factor:  # (out, out), (in, in)

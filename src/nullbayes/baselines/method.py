@@ -1,0 +1,236 @@
+"""What a baseline says of itself: how it learns, how it draws samples or scores inputs, and what a file keeps of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypedDict, TypeVar
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import SettingsError
+from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
+from nullbayes.jacobian.jacobians import OutputJacobian
+from nullbayes.jacobian.network import Network, OutputFn, Selection
+from nullbayes.jacobian.products import output_rows
+from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.linalg.rows import Rows
+from nullbayes.predictive import SCORES, Mask, Prediction, predict, stream
+
+State = TypeVar("State")
+LikelihoodLike = str | Likelihood | LossFn
+_ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of rows at new inputs, at a time
+_COPIES = 3  # of the vectors of a budget, while they are found
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments that all baselines are made with."""
+
+    parameters: Selection
+    prior_precision: float
+    batch_fn: BatchFn | None
+    output_fn: OutputFn | None
+
+
+class FitOptions(TypedDict, total=False):
+    """The keyword arguments that ``fit`` of every baseline takes."""
+
+    generator: torch.Generator | None
+    memory_limit: int | str | None
+    progress: bool
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a method is given to fit from."""
+
+    name: str  # of the posterior class, for messages
+    rows: OutputJacobian  # the matrix A on the training data
+    n_samples: int  # that the user asked for
+    seed: int  # that the samples follow from
+    available: int  # bytes of memory that the method may use
+
+    @property
+    def network(self) -> Network:
+        """The network, with the parameters that vary."""
+        return self.rows.network
+
+    def generator(self) -> torch.Generator:
+        """Return a new generator with the seed of the fit."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def held(self, allowed: int) -> Rows:
+        """Return the rows, stored in memory if they fit in so many bytes: for methods that read them often."""
+        return self.rows.stored("device") if self.rows.costs().held_bytes <= allowed else self.rows
+
+    def vectors(self, memory_budget: int) -> int:
+        """Return how many vectors of the size of the parameters a budget allows; refuse it if memory does not."""
+        rank = min(memory_budget, self.rows.n_rows, self.rows.n_columns)
+        self.check_budget(memory_budget, _COPIES * rank * self.rows.n_columns)
+        return rank
+
+    def check_budget(self, memory_budget: int, numbers: int) -> None:
+        """Refuse a budget if so many numbers do not fit in memory."""
+        needed = numbers * self.rows.dtype.itemsize
+        if needed > self.available:
+            msg = (
+                f"{self.name} with memory_budget={memory_budget} takes {needed / 2**20:,.1f} MiB, more than the memory "
+                f"limit of {self.available / 2**20:,.1f} MiB: lower memory_budget, or raise memory_limit."
+            )
+            raise SettingsError(msg)
+
+
+@dataclass(frozen=True)
+class Learned(Generic[State]):
+    """What a method has learned."""
+
+    state: State
+    rank: int | None  # of what it found, if it has one
+    reason: str  # its form in a few words, for the report
+
+
+@dataclass(frozen=True)
+class Question:
+    """Inputs, and everything that an answer about them depends on beside what the method has learned."""
+
+    x: Any
+    network: Network
+    likelihood: Likelihood
+    batch_fn: BatchFn | None
+    directions: Tensor  # (S, P); the deviations of the samples are directions / sqrt(alpha)
+    alpha: float
+    pred_type: str
+    link: str | None = None
+    mask: Mask = None
+
+
+@dataclass(frozen=True)
+class Method(ABC, Generic[State]):
+    """How a baseline approximates; abstract. A subclass is a frozen dataclass whose fields are its settings.
+
+    ``fit`` returns the state that everything else starts from. A file holds the settings, and of the state what
+    ``tensors`` returns. The attributes say what the method can do.
+    """
+
+    hessian: ClassVar[bool] = True  # scale the rows of the fit by a root of the likelihood's Hessian
+    has_prior: ClassVar[bool] = True  # deviations depend on the prior precision
+    is_laplace: ClassVar[bool] = False  # the state is a curvature, deviations are samples of its Gaussian
+    pred_type: ClassVar[str] = "linearized"  # the default
+    scores: ClassVar[tuple[str, ...]] = SCORES  # names; the first is the default
+    row_score: ClassVar[str | None] = None  # the one that score_rows computes
+
+    @abstractmethod
+    def fit(self, context: Context) -> Learned[State]:
+        """Learn from the training data. The state is not None, which stands for one that a file could not hold."""
+
+    def deviations(self, state: State, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:  # (S, P)
+        """Return how far each sample is from the trained parameters; a method that is only a score has none."""
+        return network.theta.new_zeros(0, network.n_parameters)
+
+    def parameters(self, network: Network, x: Any) -> Network:
+        """Return the network with the parameters that vary if the user chose none; ``x`` is one training input."""
+        return network
+
+    def predict(self, state: State, question: Question) -> Prediction:
+        """Predict with all samples."""
+        asked = {f.name: getattr(question, f.name) for f in dataclasses.fields(question)}
+        return predict(root=math.sqrt(asked.pop("alpha")), **asked)
+
+    def sampled(self, state: State, network: Network, i: int, flat: Tensor) -> dict[str, Tensor]:
+        """Return the tensors of the model that sample ``i``, with the parameters ``flat``, replaces."""
+        return network.unflatten(flat)
+
+    def score(self, prediction: Prediction, likelihood: Likelihood, kind: str, per: str) -> Tensor | None:
+        """Return a score that only this method has; None for those that all predictions have."""
+        return None
+
+    def score_rows(self, state: State, rows: Tensor, question: Question) -> Tensor:  # (n, O, P) -> (n,)
+        """Return the score ``row_score`` of each input, from the rows of its outputs."""
+        raise NotImplementedError
+
+    def tensors(self, state: State) -> dict[str, Tensor]:
+        """Return the tensors that a file keeps of the state."""
+        return {}
+
+    def restored(self, tensors: Mapping[str, Tensor], network: Network, seed: int) -> State | None:
+        """Return the state from a file's tensors; None where a file cannot hold it."""
+        return None
+
+    def copied(self, state: State) -> State | None:
+        """Return the state that a copy of the posterior takes along; None where it must stay behind."""
+        return state
+
+
+def check_counts(settings: Mapping[str, int | None]) -> None:
+    """Refuse settings that are neither left out nor whole numbers of at least one."""
+    for name, value in settings.items():
+        if value is not None and (type(value) is not int or value < 1):
+            what = ", one vector of the size of the parameters" if name == "memory_budget" else ""
+            msg = f"{name} must be at least 1{what}, not {value}."
+            raise SettingsError(msg)
+
+
+def rows_at(question: Question) -> Iterator[tuple[Question, Tensor]]:  # rows (n, O, P)
+    """Iterate over parts of the inputs with the rows of their outputs, few enough at a time to be held in memory."""
+    network = question.network
+    most = _ROW_BYTES.get(network.device.type, 2**26)
+    for piece in stream(question.x, network, question.batch_fn, 1):
+        width = math.prod(network.output_shape(piece))
+        step = max(1, most // (width * network.n_parameters * network.dtype.itemsize))
+        for start in range(0, n_examples(piece), step):
+            part = take_examples(piece, start, start + step)
+            yield dataclasses.replace(question, x=part), output_rows(network, part).flatten(1, -2)
+
+
+@dataclass(frozen=True)
+class BaselineReport:
+    """How a fit went; prints as a short table.
+
+    Attributes
+    ----------
+    method, reason : str
+        What was fitted, and in which form.
+    n_data, n_parameters, n_samples : int
+        The size of the problem; ``n_data`` counts the examples that were read.
+    rank : int or None
+        The rank of the curvature that was found, or of the deviations of the iterates; None where there is none.
+    prior_precision : float or None
+        The prior precision in use; None where the method has no prior.
+    seconds : dict
+        The time of each phase.
+    peak_memory : int or None
+        In bytes; None where the system does not tell.
+    """
+
+    method: str
+    reason: str
+    n_data: int
+    n_parameters: int
+    n_samples: int
+    rank: int | None
+    prior_precision: float | None
+    seconds: dict[str, float]
+    peak_memory: int | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain numbers and strings, for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        """Lay the report out as a table."""
+        memory = "unknown" if self.peak_memory is None else f"{self.peak_memory / 2**30:.2f} GiB at the peak"
+        lines = [
+            ("method", f"{self.method}: {self.reason}"),
+            ("examples", f"{self.n_data:,}"),
+            ("parameters", f"{self.n_parameters:,}"),
+            ("samples", f"{self.n_samples}"),
+            ("rank", "-" if self.rank is None else f"{self.rank:,}"),
+            ("prior precision", "-" if self.prior_precision is None else f"{self.prior_precision:.4g}"),
+            ("time", ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())),
+            ("memory", memory),
+        ]
+        return "\n".join(f"{name:<17} {value}" for name, value in lines)

@@ -1,0 +1,282 @@
+"""Model, data and likelihood checked against each other, before rows are formed of them.
+
+One pass over the data evaluates the network batch by batch. What the likelihood takes from the training data, how far
+the outputs spread, and whether the outputs can be what the likelihood takes them for, are sums over examples: they are
+added up, and no outputs are kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import cross_entropy
+
+from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, warn
+from nullbayes.jacobian.autograd import ordinary, recording
+from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves
+from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.network import Network, OutputFn, Selection
+from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, Regression, resolve
+from nullbayes.memory import is_out_of_memory
+
+_EXAMPLES_AT_A_TIME = {"cpu": 64, "cuda": 1024}
+_PASSING = {  # operations that move numbers and leave them as they are
+    "AliasBackward", "CloneBackward", "IndexBackward", "PermuteBackward", "ReshapeAliasBackward", "SelectBackward",
+    "SliceBackward", "SqueezeBackward", "TBackward", "ToCopyBackward", "TransposeBackward", "UnsafeViewBackward",
+    "UnsqueezeBackward", "ViewBackward",
+}  # fmt: skip
+_SUM_TOLERANCE = 1e-3  # of probabilities, which may come from half precision
+_SAME = 1e-6  # of the size of the outputs: as much as rounding makes them differ
+_ENOUGH = 20  # examples to judge by, where values are the only evidence
+_LOSSES_AGREE = 0.02  # of their size
+_LOGS = (
+    "Pass the network without it, or output_fn=lambda p: p.clamp_min(1e-12).log(), whose softmax gives the same "
+    "probabilities."
+)
+_LOGITS = (
+    "Pass the network without it, or output_fn=lambda p: p.logit(1e-7), whose sigmoid gives the same probabilities."
+)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Checked inputs of a Jacobian, with statistics of the network's outputs."""
+
+    network: Network
+    examples: Examples
+    likelihood: Likelihood  # with what it takes from the training data
+    n_counted: int  # outputs that have a target
+    output_std: float
+    output_stds: Tensor | None  # (O,) of outputs that are independent, each in its own units
+
+
+def open_data(
+    model: nn.Module | Network,
+    loader: Iterable[Any] | Examples,
+    likelihood: str | Likelihood | LossFn,
+    parameters: Selection,
+    batch_fn: BatchFn | None,
+    output_fn: OutputFn | None,
+) -> Opened:
+    """Check model, data and likelihood against each other, and fit what the likelihood takes from the data."""
+    network = model if isinstance(model, Network) else Network(model, parameters, output_fn)
+    examples = (
+        loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device, dtype=network.dtype)
+    )
+    few, few_targets = examples.read(0, min(8, len(examples)))
+    answers = _first_answers(network, few)
+    check_outputs(examples, 0, answers)
+    network.input_signature = described(few)  # once the network takes them
+    check_examples(network, few)
+    check_derivatives(network, few)
+    chosen, sums = resolve(likelihood), None
+    for start, stop in examples.ranges(_EXAMPLES_AT_A_TIME.get(network.device.type, 64)):
+        x, y = examples.read(start, stop)
+        outputs = network.outputs(x)
+        check_outputs(examples, start, outputs)
+        chosen.check(outputs, y)
+        sums = sums or OutputSums(chosen, outputs[:1], y[:1])
+        sums.add(x, outputs, y)
+    assert sums is not None  # there is at least one example
+    if sums.n_counted == 0 and not examples.partial:
+        msg = "Every target is one to be ignored (ignore_index): there is nothing to project on."
+        raise DataError(msg)
+    check_ending(network, chosen, few)
+    check_labels(network, chosen, few, few_targets, answers)
+    if not examples.partial:
+        sums.check()
+    return Opened(network, examples, sums.fitted(), sums.n_counted, sums.spread(), sums.stds())
+
+
+def _first_answers(network: Network, x: Any) -> Tensor:
+    """Return the outputs on the first examples, or say what form of input the network cannot take."""
+    try:
+        return network.outputs(x)
+    except NullBayesError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        said = str(error).strip().splitlines()[:1] or [type(error).__name__]
+        whole = "type" in said[0] and any(not leaf.is_floating_point() for leaf in leaves(x))
+        hint = f" Whole numbers may have to be converted: x.to({network.dtype})." if whole else ""
+        msg = f"The network failed on the first batch, {described(x)} (n examples): {said[0]}{hint}"
+        raise InputError(msg) from error
+
+
+class OutputSums:
+    """Statistics of the outputs on the training data, added up over batches in float64.
+
+    ``outputs`` and ``targets`` (1, ...) are those of the first example; the likelihood has nothing of the data yet.
+    """
+
+    def __init__(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> None:
+        self.likelihood, self._first, self._first_target = likelihood, outputs.clone(), targets.clone()
+        self._placed = likelihood.fitted(outputs, targets)  # which knows where the classes are
+        self.n = self.n_counted = 0
+        self._weight, self._mean, self._squares = (torch.zeros_like(outputs[0], dtype=torch.float64) for _ in range(3))
+        self._statistics = torch.zeros_like(likelihood.statistics(outputs, targets))
+        self._lowest, self._highest = float("inf"), -float("inf")
+        self._differs = self._sum_of_squares = self._off_one = self._as_logits = self._as_probabilities = 0.0
+        self._label_on_padding = self._ignored_in_mask = False
+
+    def add(self, x: Any, outputs: Tensor, targets: Tensor) -> None:  # (n, ...)
+        """Take in another batch."""
+        n, values = len(outputs), outputs.double()
+        counted = self.likelihood.counted(outputs, targets)
+        self.n_counted += outputs.numel() if counted is None else int(counted.sum())
+        weights = torch.ones_like(values) if counted is None else counted.double()
+        total = weights.sum(0)
+        mean = (values * weights).sum(0) / total.clamp_min(1.0)
+        apart, together = mean - self._mean, self._weight + total
+        self._squares += ((values - mean).square() * weights).sum(0)
+        self._squares += apart.square() * self._weight * total / together.clamp_min(1.0)
+        self._mean += apart * total / together.clamp_min(1.0)
+        self._weight = together
+        share = self.n / (self.n + n)
+        self._statistics = share * self._statistics + (1 - share) * self.likelihood.statistics(outputs, targets)
+        self._add_values(values, targets, outputs)
+        on_padding, in_mask = _compare_with_mask(self.likelihood, x, targets)
+        self._label_on_padding |= on_padding
+        self._ignored_in_mask |= in_mask
+        self.n += n
+
+    def _add_values(self, values: Tensor, targets: Tensor, outputs: Tensor) -> None:
+        """Take in what tells probabilities from logits, and a network that always answers the same."""
+        self._lowest = min(self._lowest, float(values.min()))
+        self._highest = max(self._highest, float(values.max()))
+        self._differs = max(self._differs, float((outputs - self._first).abs().max()))
+        self._sum_of_squares += float(values.square().sum())
+        if isinstance(self._placed, Classification) and self._lowest >= 0.0:
+            sums = self._placed.at_positions(outputs, largest=False)
+            self._off_one = max(self._off_one, float((sums - 1.0).abs().max()))
+        if isinstance(self._placed, Bernoulli) and self._lowest >= 0.0 and self._highest <= 1.0:
+            y, inside = targets.reshape(values.shape).double(), values.clamp(1e-7, 1.0 - 1e-7)
+            self._as_logits += float(Bernoulli("binary").nll_terms(values, y).sum())
+            self._as_probabilities -= float((y * inside.log() + (1.0 - y) * (1.0 - inside).log()).sum())
+
+    def fitted(self) -> Likelihood:
+        """Return the likelihood with what it takes from the training data."""
+        fitted = self.likelihood.fitted(self._first, self._first_target, self._statistics)
+        if isinstance(fitted, Classification) and self._ignored_in_mask:
+            fitted = replace(fitted, more_ignored=True)
+        return fitted
+
+    def spread(self) -> float:
+        """Return the root mean square standard deviation over examples of the outputs that have targets."""
+        return float((self._squares.sum() / self._weight.sum()).sqrt())
+
+    def stds(self) -> Tensor | None:  # (O,)
+        """Return the standard deviation of each output, where they are independent; else None."""
+        apart = self._mean.ndim == 1 and isinstance(self.likelihood, (Bernoulli, Regression))
+        return (self._squares / self.n).sqrt() if apart else None
+
+    def check(self) -> None:
+        """Refuse outputs that are probabilities; warn of those that may be, and of a network that is dead."""
+        name = self.likelihood.name
+        if isinstance(self._placed, Classification) and self._lowest >= 0.0 and self._off_one <= _SUM_TOLERANCE:
+            msg = f'The outputs are probabilities: they sum to 1. "classification" takes logits. {_LOGS}'
+            raise LikelihoodError(msg)
+        bounded = isinstance(self._placed, Bernoulli) and self._lowest >= 0.0 and self._highest <= 1.0
+        if bounded and self.n >= _ENOUGH and self._as_probabilities < self._as_logits:
+            message = (
+                "All outputs lie between 0 and 1, and explain the targets better as probabilities than as logits, "
+                f'which "{name}" takes them for. If the network ends in something like a sigmoid: {_LOGITS}'
+            )
+            warn(message)
+        size = (self._sum_of_squares / (self.n * self._mean.numel())) ** 0.5
+        if self.n >= _ENOUGH and self._differs <= _SAME * size:
+            message = (
+                f"The network gives the same outputs for all {self.n:,} training examples: it is dead, or was not "
+                "trained, and a posterior of it cannot tell inputs apart."
+            )
+            warn(message)
+        if self._label_on_padding:
+            message = (
+                "Some labels count where attention_mask is 0: padding becomes part of the training data. Label it with "
+                "ignore_index (-100)."
+            )
+            warn(message)
+
+
+def check_ending(network: Network, likelihood: Likelihood, x: Any) -> None:
+    """Refuse a network that ends in the softmax or the sigmoid that the likelihood applies to its outputs."""
+    if not isinstance(likelihood, (Bernoulli, Classification)):
+        return
+    with recording(), network.lock:
+        theta = network.theta.clone().requires_grad_()
+        last = _last_operation(network(theta, map_leaves(ordinary, x)))
+    if isinstance(likelihood, Classification) and last == "SoftmaxBackward":
+        msg = f'The network ends in a softmax: "classification" takes logits, and would apply a second one. {_LOGS}'
+        raise LikelihoodError(msg)
+    if isinstance(likelihood, Bernoulli) and last == "SigmoidBackward":
+        msg = (
+            f'The network ends in a sigmoid: "{likelihood.name}" takes logits, and would apply a second one. {_LOGITS}'
+        )
+        raise LikelihoodError(msg)
+
+
+def _last_operation(outputs: Tensor) -> str:
+    """Return the name of the operation that outputs come from, without operations that only move them."""
+    node = outputs.grad_fn
+    while node is not None and node.name().rstrip("0123456789") in _PASSING and node.next_functions:
+        node = node.next_functions[0][0]
+    return "" if node is None else node.name().rstrip("0123456789")
+
+
+def _compare_with_mask(likelihood: Likelihood, x: Any, y: Tensor) -> tuple[bool, bool]:
+    """Return whether labels count where the mask of the input is 0, and whether they are ignored where it is 1."""
+    mask = x.get("attention_mask") if isinstance(x, Mapping) else None
+    if not isinstance(likelihood, Classification) or not isinstance(mask, Tensor) or y.is_floating_point():
+        return False, False
+    if mask.shape != y.shape:
+        return False, False
+    counts, ignored = mask.bool(), y == likelihood.ignore_index
+    return bool((~ignored & ~counts).any()), bool((ignored & counts).any())
+
+
+def check_labels(network: Network, likelihood: Likelihood, x: Any, y: Tensor, outputs: Tensor) -> None:
+    """Refuse labels that the model itself shifts by one position, as causal language models do.
+
+    The model is asked for its own loss, if it takes labels by that name and the batch is a mapping.
+    """
+    if not (isinstance(likelihood, Classification) and isinstance(x, Mapping)) or y.is_floating_point():
+        return
+    if outputs.ndim != 3 or y.shape != outputs.shape[:2] or y.shape[1] < 2:
+        return
+    theirs = _own_loss(network, x, y)
+    if theirs is None:
+        return
+    logits, labels, ignore = outputs.double(), y.long(), likelihood.ignore_index
+    plain, shifted = (
+        float(cross_entropy(f.flatten(0, 1), t.flatten(), ignore_index=ignore))
+        for f, t in ((logits, labels), (logits[:, :-1], labels[:, 1:]))
+    )
+    if abs(theirs - shifted) <= _LOSSES_AGREE * max(shifted, 0.05) < plain - theirs:
+        msg = (
+            f"The model shifts its labels by one position: its own loss on the first batch is {theirs:.3g}, that of "
+            f"the labels as they are {plain:.3g}. Shift them for nullbayes, which does not: batch_fn=lambda batch: "
+            "({key: batch[key] for key in batch if key != 'labels'}, "
+            f"torch.nn.functional.pad(batch['labels'][:, 1:], (0, 1), value={ignore}))."
+        )
+        raise LikelihoodError(msg)
+
+
+def _own_loss(network: Network, x: Mapping[str, Any], y: Tensor) -> float | None:
+    """Return the loss that a model computes from labels; None if it does not."""
+    if "labels" not in inspect.signature(network.module.forward).parameters:
+        return None
+    with torch.no_grad(), network.lock:
+        try:
+            returned = functional_call(network.module, network.unflatten(network.theta), (), {**x, "labels": y})
+        except Exception:  # labels mean something else to it
+            return None
+    loss = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
+    return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else None

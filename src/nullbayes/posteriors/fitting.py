@@ -1,0 +1,210 @@
+"""One fit from top to bottom: open the data, plan, try, build, draw, measure.
+
+The functions take and return values. What a fit builds on the training data is :class:`Prepared`; what it measures is
+:class:`Measured <nullbayes.posteriors.report.Measured>`, which the posterior reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import ConvergenceWarning, DataError, SettingsError
+from nullbayes.jacobian.rows import JacobianRows
+from nullbayes.likelihoods import Likelihood
+from nullbayes.posteriors.arguments import Base, Noise, draw_seed
+from nullbayes.posteriors.checkpoint import Checkpoint
+from nullbayes.posteriors.measure import Prepared, measure
+from nullbayes.posteriors.measured import Measured, merged, timed
+from nullbayes.posteriors.plan import FitPlan, FitRequest, make_plan, within_memory
+from nullbayes.posteriors.progress import Meter, Progress
+from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
+from nullbayes.posteriors.sigma import with_noise
+from nullbayes.projectors import Outcome
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The directions (S, P) of all samples, what was measured on them, and whether the user stopped the last ones."""
+
+    directions: Tensor
+    measured: Measured
+    interrupted: bool = False
+
+
+RowKind = Callable[[Any, Likelihood], JacobianRows]  # (data, likelihood) -> rows
+
+
+def fit(
+    open_rows: Callable[[], JacobianRows],
+    ask: Callable[[JacobianRows], FitRequest],
+    base: Base | None,
+    generator: torch.Generator | None,
+    checkpoint: str | os.PathLike[str] | None,
+    bar: Progress,
+    meter: Meter,
+    *,
+    trial: bool,
+) -> tuple[Prepared, Fitted]:
+    """Fit a posterior: open the data, ask for a fit to their rows, plan it, and draw samples.
+
+    ``base`` and ``generator`` give the noise, and ``checkpoint`` is the file from which a killed fit continues. A
+    ``trial`` measures which prior precision keeps the promise.
+    """
+    with meter.phase("data"):
+        request = ask(open_rows())
+    with contextlib.nullcontext() if checkpoint is None else Checkpoint(checkpoint) as store:
+        noise, plan = begin(request, base, None if generator is None else draw_seed(generator), store)
+        promise = None
+        if trial:
+            with meter.phase("trial"):
+                promise = run_trial(request, noise)
+
+        def work(plan: FitPlan) -> tuple[Prepared, Fitted]:
+            if store is not None:
+                store.follow(plan)
+            prepared = build(request, plan, meter)
+            return prepared, draw(prepared, noise, request.n_samples, bar, meter, promise=promise, store=store)
+
+        return within_memory(request, plan, work)
+
+
+def open_rows(kind: RowKind, data: Any, likelihood: Likelihood) -> JacobianRows:
+    """Open the training data, and estimate the noise of a regression where it was not given."""
+    rows = kind(data, likelihood)
+    if rows.likelihood.name == "regression":
+        noisy = with_noise(likelihood, rows)
+        rows = rows if noisy is rows.likelihood else kind(rows.examples, noisy)
+    return rows
+
+
+def begin(request: FitRequest, base: Base | None, seed: int | None, store: Checkpoint | None) -> tuple[Noise, FitPlan]:
+    """Return the noise and the plan of a fit: those of its checkpoint, if there is one, or new ones."""
+    stored = None if store is None else store.stored(request, seed)
+    if store is None or stored is None:
+        noise, plan = Noise(base, draw_seed(None) if seed is None else seed), make_plan(request)
+    else:
+        noise, memory = Noise(base, stored[0]), stored[1]
+        try:
+            plan = make_plan(request, memory.limit, memory.host, memory.halvings)
+        except SettingsError:
+            store.refuse("its memory is too small for it")
+    if store is not None:
+        drawn = None if base is None else noise.draw(request.rows.network, 0, request.n_samples)
+        store.begin(request, plan, noise.seed, drawn)
+    return noise, plan
+
+
+def build(request: FitRequest, plan: FitPlan, meter: Meter) -> Prepared:
+    """Build rows and projector by a plan."""
+    jacobian = _within(request.rows, plan)
+    with meter.phase("rows"):
+        rows = jacobian.stored(plan.storage)
+    with meter.phase("factors"):
+        state = plan.projector.prepare(rows)
+    return Prepared(request, plan, jacobian, rows, state)
+
+
+def prepare(request: FitRequest) -> Prepared:
+    """Build rows and projector for samples that there are already."""
+    meter = Meter(request.rows.device)
+    return within_memory(request, make_plan(request), lambda plan: build(request, plan, meter))
+
+
+def check_same_data(rows: JacobianRows, measured: Measured) -> None:
+    """Refuse the rows of other data than a posterior was fitted to."""
+    if rows.n_rows != measured.n_rows:
+        msg = f"The posterior was fitted to {measured.n_rows} rows, these data have {rows.n_rows}: pass those again."
+        raise DataError(msg)
+    if rows.examples.fingerprint() != measured.data:
+        msg = "These are other data than the posterior was fitted to: pass those again, in the same order."
+        raise DataError(msg)
+
+
+def _within(rows: JacobianRows, plan: FitPlan) -> JacobianRows:
+    """Return a copy of rows that works within the memory of a plan; another plan starts from the original."""
+    jacobian = copy.copy(rows)
+    jacobian.working_bytes = plan.working_bytes
+    return jacobian
+
+
+def draw(
+    prepared: Prepared,
+    noise: Noise,
+    n_samples: int,
+    bar: Progress,
+    meter: Meter,
+    *,
+    before: Fitted | None = None,
+    promise: Promise | None = None,
+    store: Checkpoint | None = None,
+    note: str = "",
+) -> Fitted:
+    """Draw samples and measure them, together with those ``before`` them."""
+    projector, start = prepared.plan.projector, 0 if before is None else len(before.directions)
+    drawn = noise.draw(prepared.jacobian.network, start, n_samples)
+    with meter.phase("projection"):
+        callback = bar.sweeps(projector.rtol)
+        projection = projector.apply(prepared.state, drawn, callback=callback, store=store)
+    directions = projection.directions[:n_samples]
+    estimates = projection.info.traces[slice(0, n_samples) if noise.base is None else slice(n_samples, None)]
+    with meter.phase("measure"):
+        measured = measure(prepared, noise, directions, projection.info, estimates)
+        measured = replace(measured, promise=promise, notes=(*measured.notes, note) if note else measured.notes)
+        if before is not None:
+            measured = merged(before.measured, measured)
+            directions = torch.cat([before.directions, directions])
+        if measured.promise is not None:
+            closed = measured.precision("optimal", prepared.jacobian.network.theta)
+            kept = inspected(measured.promise, prepared.jacobian, directions, closed, noise.seed)
+            measured = replace(measured, promise=kept)
+    measured = timed(measured, meter.seconds, meter.peak())
+    return Fitted(directions, measured, projection.info.outcome is Outcome.INTERRUPTED)
+
+
+def run_trial(request: FitRequest, noise: Noise) -> Promise:
+    """Fit a small posterior to some of the training data, and measure which precision others, kept apart, require.
+
+    The noise is that of the fit's own samples.
+    """
+    rows, folds = request.rows, split(request.rows, noise.seed)
+    looks = ((rows.examples.chosen(apart), _trial_directions(request, inside, noise)) for inside, apart in folds)
+    seen = answers(rows, looks)
+    needed, by = least_precision(seen)
+    return Promise(sum(len(apart) for _, apart in folds), len(folds[0][0]), needed, 0.0, by, seen.std)
+
+
+def _trial_directions(request: FitRequest, inside: Sequence[int], noise: Noise) -> Tensor:  # (S, P)
+    """Return noise, projected on the null space of the rows of some examples."""
+    rows, n_samples = request.rows, SAMPLES if noise.base is None else request.n_samples
+    if not inside:
+        return noise.draw(rows.network, 0, n_samples)[:n_samples].to(rows.device, rows.dtype)
+    asked, plan = _trial_plan(replace(request, rows=rows.on(rows.examples.chosen(inside))), n_samples)
+    drawn = noise.draw(rows.network, 0, asked.n_samples)[: asked.n_samples]
+
+    def work(plan: FitPlan) -> Tensor:
+        state = plan.projector.prepare(_within(asked.rows, plan).stored(plan.storage))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a residual only adds to the variance
+            projection = plan.projector.apply(state, drawn)
+        if projection.info.outcome is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt
+        return projection.directions
+
+    return within_memory(asked, plan, work)
+
+
+def _trial_plan(request: FitRequest, n_samples: int) -> tuple[FitRequest, FitPlan]:
+    """Plan for so many samples, or for those of the fit if memory is too small, or with the fit's own projector."""
+    for asked in (replace(request, n_samples=n_samples, projector="auto"), replace(request, projector="auto")):
+        with contextlib.suppress(SettingsError):
+            return asked, make_plan(asked)
+    return request, make_plan(request)

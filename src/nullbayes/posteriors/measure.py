@@ -1,0 +1,187 @@
+r"""What is measured on samples: how outputs vary on the training data, and exactly, without sampling, at new inputs.
+
+A sample is :math:`v = T \varepsilon`, so the variance of the output with the row :math:`w` is :math:`\|T^\top w\|^2`.
+A direct projector has one map :math:`T`. An iterative one stops when the noise has reached the tolerance, which rows of
+:math:`J(x)` reach much earlier; they are therefore taken through as many steps as the samples were.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import ConvergenceWarning
+from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
+from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
+from nullbayes.jacobian.products import linearized, output_rows
+from nullbayes.jacobian.rows import JacobianRows
+from nullbayes.linalg.rows import Rows
+from nullbayes.posteriors.arguments import Noise, normal
+from nullbayes.posteriors.measured import Measured
+from nullbayes.posteriors.plan import FitPlan, FitRequest
+from nullbayes.predictive import stream
+from nullbayes.projectors import Info, Outcome, StepSchedule
+
+_CONSTANT = 1e-6  # of the largest spread
+_MEASURED = 1024  # training examples on which the change of the outputs is measured, where the rows do not tell
+_REPLAYED = 30  # samples whose steps are replayed
+_VECTORS = 10  # held in memory for each row that is projected
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a fit has built on the training data, and needs again to draw more samples.
+
+    ``jacobian`` are the rows as they can be formed, ``rows`` the same as they are held, and ``state`` is what the
+    projector has prepared.
+    """
+
+    request: FitRequest
+    plan: FitPlan
+    jacobian: JacobianRows
+    rows: Rows
+    state: Any
+
+
+def measure(prepared: Prepared, noise: Noise, directions: Tensor, info: Info, estimates: Tensor) -> Measured:
+    """Measure new directions (S, P); ``estimates`` are those of the dimension of the null space."""
+    jacobian, plan, n = prepared.jacobian, prepared.plan, len(directions)
+    std, ratio = train_std(jacobian, prepared.rows, directions)
+    return Measured(
+        projector=type(plan.projector).__name__,
+        reason=plan.reason,
+        route=jacobian.route,
+        n_data=len(jacobian.examples),
+        n_rows=jacobian.n_rows,
+        n_counted=jacobian.n_counted,
+        data=jacobian.examples.fingerprint(),
+        output_std=jacobian.output_std,
+        seed=noise.seed,
+        based=noise.base is not None,
+        tolerance=plan.projector.rtol,
+        residual=tuple(info.residual[:n].tolist()),
+        converged=bool(info.converged[:n].all()),
+        sweeps=info.sweeps,
+        rank=info.rank,
+        traces=tuple(estimates.tolist()),
+        train_std=std,
+        worst_ratio=ratio,
+        train_loss_std=loss_std(jacobian, prepared.rows, directions),
+        seconds={},
+        peak_memory=None,
+        promise=None,
+        notes=plan.notes,
+    )
+
+
+def train_std(jacobian: JacobianRows, rows: Rows, directions: Tensor) -> tuple[float, float | None]:  # (S, P)
+    """Return the standard deviation of the training outputs that count, and the worst ratio to an output's spread.
+
+    ``rows`` are those of ``jacobian`` as they are held. If they are the outputs' own, they tell; otherwise the change
+    of the outputs is measured on some of the examples. There is no ratio for a single output, or for classes.
+    """
+    own = isinstance(jacobian, OutputJacobian) and not jacobian.hessian
+    stds = jacobian.output_stds
+    if own and (stds is None or len(stds) == 1):
+        return float((rows.norms(directions).square().mean() / jacobian.n_counted).sqrt()), None
+    total, n_counted, each = 0.0, 0, None
+    for changes, counted in _own_changes(rows, directions, jacobian) if own else _changes(jacobian, directions):
+        total += float(changes.square().sum())
+        n_counted += counted
+        if stds is not None:
+            squares = changes.square().sum((0, 1))
+            each = squares if each is None else each + squares
+    std = math.sqrt(total / max(1, n_counted) / len(directions))
+    if each is None or stds is None or len(stds) == 1:
+        return std, None
+    return std, worst_ratio((each * len(stds) / max(1, n_counted) / len(directions)).sqrt(), stds)
+
+
+def worst_ratio(stds: Tensor, spreads: Tensor) -> float | None:  # (O,), (O,)
+    """Return the largest ratio of a standard deviation to the spread of its output; constant outputs have none."""
+    alive = spreads > _CONSTANT * spreads.max()
+    return float((stds[alive] / spreads[alive]).max()) if bool(alive.any()) else None
+
+
+def _own_changes(rows: Rows, directions: Tensor, jacobian: JacobianRows) -> Iterator[tuple[Tensor, int]]:
+    """Yield the change of all outputs, (S, n, O), and their number."""
+    changes = rows.mv(directions).double().view(len(directions), -1, jacobian.rows_per_example)
+    yield changes, changes[0].numel()
+
+
+def _changes(jacobian: JacobianRows, directions: Tensor) -> Iterator[tuple[Tensor, int]]:
+    """Iterate over the change of the outputs that count, (S, n, ...), on some examples, and their number."""
+    examples = jacobian.examples
+    step = max(1, len(examples) // _MEASURED) * 32
+    at_once = min(32, jacobian.examples_within(len(directions)))
+    for start in range(0, len(examples), step):
+        for a, b in examples.ranges(at_once, start, min(start + 32, len(examples))):
+            x, y = examples.read(a, b)
+            own, changes = linearized(jacobian.network, x, directions)
+            counted = jacobian.likelihood.counted(own, y)
+            changes = changes.double() if counted is None else changes.double() * counted
+            yield changes, own.numel() if counted is None else int(counted.sum())
+
+
+def loss_std(jacobian: JacobianRows, rows: Rows, directions: Tensor) -> float | None:  # (S, P)
+    """Return the standard deviation of the training losses to first order, if the rows are those of losses."""
+    if not isinstance(jacobian, LossJacobian):
+        return None
+    return float((rows.norms(directions).square().mean() / rows.n_rows).sqrt())
+
+
+class ExactVariances:
+    """Variances of linearized outputs without Monte Carlo error, at a prior precision of 1.
+
+    Samples that did not converge are replayed up to the sweep after which they were stopped, if ``prepared`` has the
+    projector that drew them.
+    """
+
+    def __init__(self, prepared: Prepared, measured: Measured) -> None:
+        self.network = prepared.jacobian.network
+        self.projector, self.state = prepared.plan.projector, prepared.state
+        few = min(_REPLAYED, len(measured.residual))
+        row_bytes = self.network.n_parameters * self.network.dtype.itemsize
+        self.at_once = max(few, prepared.jacobian.working_bytes // (_VECTORS * row_bytes))
+        stopped = not measured.converged and measured.projector == type(self.projector).__name__
+        noise = normal(self.network, measured.seed, 0, few)
+        sweeps = self._sweeps(noise, measured.sweeps if stopped else None)
+        self.schedules = [
+            (sweeps.count(count) / few, StepSchedule(noise[sweeps.index(count)][None].clone(), count))
+            for count in dict.fromkeys(sweeps)
+        ]  # samples with as many sweeps have the same map, except for the lengths of their steps
+
+    def _sweeps(self, noise: Tensor, most: int | None) -> list[int]:  # (S, P)
+        """Return how many sweeps each sample takes, or took until it was stopped after ``most``."""
+        with warnings.catch_warnings():
+            if most is not None:  # the fit has warned that it did not converge
+                warnings.filterwarnings("ignore", "(?!.*stopped by the user)", ConvergenceWarning)
+            info = self.projector.apply(self.state, noise).info
+        if info.outcome is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt  # fewer sweeps are another map
+        return [sweeps if most is None else min(sweeps, most) for sweeps in info.sweeps_per_sample.tolist()]
+
+    def __call__(self, x: Any, batch_fn: BatchFn | None) -> Tensor:  # (N, ...)
+        """Return the variance of each output, for inputs or a loader of them."""
+        parts = []
+        for piece in stream(x, self.network, batch_fn, n_samples=256):
+            step = max(1, self.at_once // math.prod(self.network.output_shape(piece)))
+            for start in range(0, n_examples(piece), step):
+                parts.append(self._squares(output_rows(self.network, take_examples(piece, start, start + step))))
+        return torch.cat(parts)
+
+    def _squares(self, rows: Tensor) -> Tensor:  # (n, ..., P) -> (n, ...)
+        parts = []
+        for some in rows.flatten(0, -2).split(self.at_once):
+            squares = [
+                share * self.projector.apply_transposed(self.state, schedule, some).square().sum(1)
+                for share, schedule in self.schedules
+            ]
+            parts.append(torch.stack(squares).sum(0))
+        return torch.cat(parts).view(rows.shape[:-1])

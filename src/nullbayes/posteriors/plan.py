@@ -1,0 +1,241 @@
+"""Planning: what was requested of a fit, how it will be done within memory, and how with less memory.
+
+A fit makes a :class:`FitPlan` from a :class:`FitRequest`. Whenever memory runs out, :func:`shrink` makes a smaller one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+
+from nullbayes.errors import DataError, SettingsError
+from nullbayes.jacobian.batches import BatchFn, is_array
+from nullbayes.jacobian.data import Expected, read_beginning
+from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
+from nullbayes.jacobian.network import Network, OutputFn, Selection
+from nullbayes.jacobian.rows import JacobianRows
+from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.memory import OutOfMemory, attempt
+from nullbayes.posteriors.arguments import host_memory_bytes, memory_limit_bytes
+from nullbayes.posteriors.promise import SAMPLES, split
+from nullbayes.projectors import Plan, Projector, choose, least_bytes
+from nullbayes.types import Storage
+
+T = TypeVar("T")
+TOLERANCE, LOSS_TOLERANCE = 1e-2, 2e-2  # of a fit that is not given another, for rows of outputs and of losses
+_BESIDE = 0.5  # seconds that a fit takes however small it is: checks, and the search for a precision
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """What the user asked for, and the rows of the training data."""
+
+    rows: JacobianRows
+    n_samples: int
+    projector: str | Projector
+    tolerance: float
+    memory_limit: int | str | None
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """How a fit is done.
+
+    Attributes
+    ----------
+    projector, storage, working_bytes
+        As in a :class:`Plan <nullbayes.projectors.Plan>`.
+    limit, host : int
+        The free bytes of the device and of the host from which the first plan was made.
+    choice : Plan or None
+        The choice of the projector; None where the user gave one.
+    halvings : int
+        How often the plan was made smaller.
+    notes : tuple of str
+        What the user should read about that.
+    """
+
+    projector: Projector
+    storage: Storage
+    working_bytes: int
+    limit: int
+    host: int
+    choice: Plan | None = None
+    halvings: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def reason(self) -> str:
+        """Why this projector is used."""
+        return "as asked for" if self.choice is None else self.choice.reason
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """All that the numbers of the result depend on, to the last bit."""
+        return described(self.projector), self.storage, self.working_bytes
+
+
+def described(projector: str | Projector) -> str:
+    """Return the name and the settings of a projector, the same in every process."""
+    if isinstance(projector, str) or dataclasses.is_dataclass(projector):
+        return str(projector)
+    settings = ", ".join(f"{name}={value}" for name, value in sorted(vars(projector).items()))
+    return f"{type(projector).__name__}({settings})"
+
+
+def make_plan(request: FitRequest, limit: int | None = None, host: int | None = None, halvings: int = 0) -> FitPlan:
+    """Plan a fit for the memory that is free now, or for other limits, and make the plan smaller so many times."""
+    rows, projector = request.rows, request.projector
+    if not isinstance(projector, Projector) and projector != "auto":
+        msg = f'projector must be "auto" or a projector such as nb.projectors.Krylov(), not {projector!r}.'
+        raise SettingsError(msg)
+    limit = memory_limit_bytes(request.memory_limit, rows.device) if limit is None else limit
+    host = host_memory_bytes(rows.device) if host is None else host
+    if isinstance(projector, Projector):
+        storage: Storage = "device" if rows.costs().held_bytes <= limit // 2 else "recompute"
+        plan = FitPlan(projector, storage, min(rows.working_bytes, limit // 8), limit, host)
+    else:
+        n, rtol = request.n_samples, request.tolerance
+        choice = choose(rows, n_samples=n, memory_limit=limit, rtol=rtol, host_limit=host)
+        plan = FitPlan(choice.projector, choice.storage, choice.working_bytes, limit, host, choice)
+    for _ in range(halvings):
+        plan = shrink(request, plan)
+    return plan
+
+
+def shrink(request: FitRequest, plan: FitPlan, cause: BaseException | None = None) -> FitPlan:
+    """Return a plan with about half the memory, or raise an error that says what to change where there is none."""
+    smaller = _smaller_blocks(request, plan) if plan.choice is None else _smaller_choice(request, plan, plan.choice)
+    if isinstance(smaller, str):
+        raise SettingsError(smaller) from cause
+    return smaller
+
+
+def _smaller_choice(request: FitRequest, plan: FitPlan, choice: Plan) -> FitPlan | str:
+    """Choose again for half the memory; return a refusal where nothing needs less."""
+    rows, n, rtol, host = request.rows, request.n_samples, request.tolerance, plan.host >> (plan.halvings + 1)
+    least, peak = least_bytes(rows, n_samples=n, rtol=rtol, host_limit=host), max(1, choice.peak_bytes)
+    if peak <= least:
+        return (
+            "Memory ran out although no plan takes less: the least memory_limit that would do is "
+            f"{math.ceil(least / 2**20)} MiB, beside the model and the data. Free as much, or take fewer samples, or "
+            "use projector=nb.projectors.Lanczos(rank=...)."
+        )
+    new = choose(rows, n_samples=n, memory_limit=max(least, peak // 2), rtol=rtol, host_limit=host)
+    note = f"memory ran out where {_mib(peak)} were planned; planned again with {_mib(new.peak_bytes)}"
+    return dataclasses.replace(
+        plan,
+        projector=new.projector,
+        storage=new.storage,
+        working_bytes=new.working_bytes,
+        choice=new,
+        halvings=plan.halvings + 1,
+        notes=(*plan.notes, note),
+    )
+
+
+def _smaller_blocks(request: FitRequest, plan: FitPlan) -> FitPlan | str:
+    """Halve the blocks of the user's projector, then hold less; return a refusal where neither is possible."""
+    rows, before = request.rows, plan.working_bytes
+    halved = plan.projector.smaller(rows)
+    projector = halved or plan.projector
+    # blocks of half the size may be enough the first time; afterwards the rows are no longer held either
+    storage: Storage = plan.storage if halved is not None and plan.halvings == 0 else "recompute"
+    least, useful = rows.costs(storage).least_working_bytes(request.n_samples), 4 * rows.costs().held_bytes
+    working = min(before, max(least, min(before // 2, useful)))
+    if (projector, storage, working) == (plan.projector, plan.storage, before):
+        return (
+            f"Memory ran out with {projector}, rows: {storage}, {working} bytes at a time, the least that it can do "
+            f'with: {projector.memory_advice}, or use projector="auto", which plans for the memory that there is.'
+        )
+    where, size = "formed again in every sweep" if storage == "recompute" else "held", projector.block_size(rows)
+    blocks = "" if size is None else f"blocks of {size:,} rows, "
+    note = f"memory ran out; went on with {blocks}rows {where}, {_mib(working)} at a time"
+    return dataclasses.replace(
+        plan,
+        projector=projector,
+        storage=storage,
+        working_bytes=working,
+        halvings=plan.halvings + 1,
+        notes=(*plan.notes, note),
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.1f} MiB"
+
+
+def within_memory(request: FitRequest, plan: FitPlan, work: Callable[[FitPlan], T]) -> T:
+    """Work by a plan; whenever memory runs out, start again by a smaller one."""
+    while True:
+        done = attempt(functools.partial(work, plan))
+        if not isinstance(done, OutOfMemory):
+            return done
+        plan = shrink(request, plan, done.error)
+
+
+def plan(
+    model: nn.Module,
+    loader: Any,
+    n_samples: int = 30,
+    memory_limit: int | str | None = None,
+    *,
+    likelihood: str | Likelihood | LossFn = "classification",
+    loss: bool = False,
+    parameters: Selection = None,
+    batch_fn: BatchFn | None = None,
+    output_fn: OutputFn | None = None,
+    tolerance: float | None = None,
+) -> Plan:
+    """Return the projector that a fit would use, the reason, and an estimate of its memory and time.
+
+    Parameters
+    ----------
+    model, loader, n_samples, memory_limit, likelihood, parameters, batch_fn, output_fn, tolerance
+        As for the posteriors and their ``fit``.
+    loss : bool
+        Plan for the loss-projected posterior.
+
+    Notes
+    -----
+    At most four batches are read if the loader has a length. The number of examples is that of the dataset of a
+    DataLoader, or the sum over a list of batches; for any other loader it is the number of batches times the size of
+    the first ones, and ``print(plan)`` says so. A loader without a length is read to its end.
+
+    The plan is the one that ``fit`` makes with the same memory limit. Data that were not read can change it only if
+    some positions do not count (``ignore_index``) and none of those is in the first batches. Checks of all the data
+    (NaN, labels, whether they are the same when read again) are left to ``fit``.
+
+    The time is an estimate for ``prior_precision="auto"`` with the default projector, without the time that the loader
+    takes. It depends on the kind of device and on whether torch has one thread or several, not on the speed of this
+    machine: on one thread of the CPU on which its rates were measured, fits took 0.6 to 3 times as long as planned.
+    """
+    if is_array(n_samples):
+        msg = "Inputs and targets are passed as one pair here: nb.plan(model, (x, y))."
+        raise DataError(msg)
+    kind, default = (LossJacobian, LOSS_TOLERANCE) if loss else (OutputJacobian, TOLERANCE)
+    network = Network(model, parameters, output_fn)
+    beginning = read_beginning(loader, batch_fn, network.device, network.dtype)
+    first = kind(network, beginning.examples, likelihood)
+    rows = first.on(Expected(beginning.examples, beginning.n_examples))
+    chosen = functools.partial(
+        choose,
+        memory_limit=memory_limit_bytes(memory_limit, rows.device),
+        rtol=default if tolerance is None else tolerance,
+        host_limit=host_memory_bytes(rows.device),
+    )
+    found = chosen(rows, n_samples=n_samples)
+    seconds = found.seconds + _BESIDE
+    for inside, _ in split(rows, 0):
+        if inside:
+            with contextlib.suppress(SettingsError):  # a trial that does not fit has a smaller plan of its own
+                seconds += chosen(first.on(Expected(beginning.examples, len(inside))), n_samples=SAMPLES).seconds
+    note = f"planned for about {beginning.n_examples:,} examples, by the length of the loader"
+    return dataclasses.replace(found, seconds=seconds, note=note if beginning.estimated else "")

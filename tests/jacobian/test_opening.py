@@ -1,0 +1,73 @@
+"""Model, data and likelihood are checked in one pass over the data, which adds up sums and keeps no outputs."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nullbayes as nb
+from drawing import randint, randn
+from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.opening import OutputSums, open_data
+from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, Regression
+
+N = 640  # ten times what is evaluated at a time on a CPU, and a few times what a GPU evaluates
+GENERATOR = torch.Generator().manual_seed(0)
+X = randn(N, 4, generator=GENERATOR, dtype=torch.float64)
+
+
+def opened(likelihood: Any, y: Tensor, outputs: int = 3) -> Any:
+    torch.manual_seed(0)
+    model = nn.Linear(4, outputs).double().to(X.device)
+    return open_data(model, [(X, y)], likelihood, None, None, None)
+
+
+def test_outputs_of_earlier_batches_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    alive, most, outputs_of = list[Any](), 0, Network.outputs
+
+    def watched(self: Network, x: Any) -> Tensor:
+        nonlocal most
+        outputs = outputs_of(self, x)
+        alive.append(weakref.ref(outputs))
+        gc.collect()
+        most = max(most, sum(ref() is not None for ref in alive))
+        return outputs
+
+    monkeypatch.setattr(Network, "outputs", watched)
+    monkeypatch.setitem(nb.jacobian.opening._EXAMPLES_AT_A_TIME, X.device.type, 64)
+    opened("classification", randint(3, (N,), generator=GENERATOR))
+    assert len(alive) > N // 64
+    assert most <= 4  # that of the first examples, the current and the previous batch
+
+
+def batches(outputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return list(zip(outputs.split([7, 1, 30, 2]), targets.split([7, 1, 30, 2]), strict=True))
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3)])
+@pytest.mark.parametrize("likelihood", [Regression(), Classification(class_dim=-1), Bernoulli("multilabel")])
+def test_sums_over_batches_are_those_of_all_data(likelihood: Likelihood, shape: tuple[int, ...]) -> None:
+    outputs = 100.0 + randn(40, *shape, generator=GENERATOR, dtype=torch.float64)
+    if isinstance(likelihood, Classification):
+        targets = randint(3, (40, *shape[:-1]), generator=GENERATOR)
+        targets[3:9] = likelihood.ignore_index
+    else:
+        targets = (randn(40, *shape, generator=GENERATOR, dtype=torch.float64) > 0).double()
+    sums = OutputSums(likelihood, outputs[:1], targets[:1])
+    for part in batches(outputs, targets):
+        sums.add(None, *part)
+    counted = likelihood.counted(outputs, targets)
+    assert sums.n_counted == (outputs.numel() if counted is None else int(counted.sum()))
+    assert sums.spread() == pytest.approx(likelihood.spread(outputs, targets), rel=1e-10)
+    wanted, found = likelihood.fitted(outputs, targets), sums.fitted()
+    if isinstance(wanted, Regression):
+        assert found.sigma_noise == pytest.approx(wanted.sigma_noise, rel=1e-10)
+    else:
+        assert found == wanted
+    if sums.stds() is not None:
+        torch.testing.assert_close(sums.stds(), outputs.std(0, unbiased=False))
