@@ -15,6 +15,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "nullbayes"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 400
+FEWER_LINES = {"posteriors": 250}
 
 ROOT = "nullbayes"  # `import nullbayes`, and the names that its __init__ gives out
 LOWEST = {"errors", "hashing", "limits", "memory", "precision", "torch_internals", "types"}
@@ -168,7 +169,8 @@ def test_module_uses_only_its_part_of_torch(path: Path) -> None:
 @each_module
 def test_module_is_short(path: Path) -> None:
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= MAX_LINES, f"{lines} lines: split it, one idea a module"
+    most = FEWER_LINES.get(locate(path)[1], MAX_LINES)
+    assert lines <= most, f"{lines} lines, more than {most}: split it, one idea per module"
 
 
 @each_module

@@ -5,6 +5,7 @@ The fits that are killed run in processes of their own, which kill themselves at
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 import nullbayes as nb
-from models import MLP
+from models import MLP, REGRESSION
 from nullbayes import io
 from nullbayes.errors import FileError
 from nullbayes.posteriors import checkpoint
@@ -177,6 +178,16 @@ def test_a_plan_is_kept_whatever_memory_is_free_later(tmp_path: Path, monkeypatc
     assert fit(**settings, generator=seeded()).report.reason != whole.report.reason
     assert torch.equal(resumed.directions, whole.directions)
     assert told(resumed) == told(whole)
+
+
+@pytest.mark.filterwarnings("ignore:The network fits its:nullbayes.errors.NullBayesWarning")
+def test_a_regression_with_several_outputs_resumes(tmp_path: Path) -> None:
+    """The noise of each output is a part of what tells the fit."""
+    kind = functools.partial(nb.ProjectedPosterior, likelihood="regression")
+    settings = {"kind": kind, "model": MLP.build(2), "data": [REGRESSION.data(n=12)]}
+    interrupted(tmp_path / "fit", 3, **settings)
+    resumed = fit(**settings, checkpoint=tmp_path / "fit")
+    assert torch.equal(resumed.directions, fit(**settings, generator=seeded()).directions)
 
 
 if __name__ == "__main__":

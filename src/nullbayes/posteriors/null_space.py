@@ -1,8 +1,4 @@
-r"""What both projected posteriors share: noise, projected onto the null space of a set of rows.
-
-Draw :math:`\varepsilon \sim N(0, I)` (or from a base distribution) and project :math:`v = (I - A^+A)\,\varepsilon`. The
-two posteriors differ in their rows :math:`A` only.
-"""
+r"""Noise, projected onto the null space of rows :math:`A`, in which alone the projected posteriors differ."""
 
 from __future__ import annotations
 
@@ -81,8 +77,7 @@ class NullSpacePosterior(SamplePosterior):
         tolerance : float, optional
             The share of the noise's effect on training outputs (0.01) or losses (0.02) that may remain, for "auto".
         base : Tensor (S, P), mapping of named tensors (S, ...), or callable (n, generator) -> either
-            Noise to project instead of N(0, I): deviations of samples of another posterior from the same parameters.
-            It carries its own scale, so "optimal" then means a precision of 1.
+            Noise to project instead of N(0, I): deviations from the parameters, with a scale of their own.
         generator : torch.Generator, optional
             The same seed gives the same samples, on any device.
         memory_limit : int or str, optional
@@ -91,9 +86,8 @@ class NullSpacePosterior(SamplePosterior):
             with a plan for half of it, or with smaller blocks of the projector, and the report notes it.
         checkpoint : path, optional
             A file in which an iterative projector stores its state every few seconds. A fit that was killed, or
-            interrupted with Ctrl-C, is called again with the same arguments: it continues at the stored sweep, with the
-            seed of the file, to the same samples, bit by bit, on the same machine. A file that cannot be written is an
-            error at the start and a warning later. The file is removed at the end of the fit.
+            interrupted with Ctrl-C, is called again with the same arguments: it continues at the stored sweep to the
+            same samples, bit by bit, on the same machine. The file is removed at the end of the fit.
         progress : bool
             Show a progress bar, on a terminal.
         """
@@ -169,7 +163,6 @@ class NullSpacePosterior(SamplePosterior):
         return fitted
 
     def _smaller(self, request: FitRequest, plan: FitPlan, error: BaseException) -> FitPlan:
-        """Return a smaller plan to draw single samples with, or refuse."""
         try:
             return shrink(replace(request, n_samples=1), plan, error)
         except SettingsError as refusal:

@@ -13,14 +13,13 @@ noise each: their rows and residuals are divided by the root mean square residua
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from nullbayes.errors import NullBayesWarning
+from nullbayes.errors import warn
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.likelihoods import Likelihood, Regression
@@ -29,10 +28,10 @@ from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
 from nullbayes.memory import free_memory
 
-_DENSE = 3_000  # the smaller side of the rows up to which all eigenvectors are found
-_PROBES, _STEPS = 4, 64  # of the quadrature beyond
-_HELD = 0.25  # of the free memory, for rows that are multiplied so often
-_LITTLE = 0.1  # degrees of freedom left: the residuals say next to nothing
+_DENSE = 3_000  # size of the smaller side of the rows up to which all eigenvectors are computed
+_PROBES, _STEPS = 4, 64  # of the quadrature for larger rows
+_HELD = 0.25  # of the free memory, for rows that are multiplied many times
+_LITTLE = 0.1  # share of degrees of freedom below which the residuals say next to nothing
 
 
 @dataclass(frozen=True)
@@ -57,13 +56,13 @@ class Smoother:
 
 
 def with_noise(given: Likelihood, rows: JacobianRows) -> Likelihood:
-    """Return the likelihood of the rows; for a regression whose noise nobody gave, with an estimate of it."""
+    """Return the likelihood of the rows; for a regression without a given noise, with an estimate of it."""
     fitted = rows.likelihood
     if not isinstance(fitted, Regression) or not isinstance(given, Regression) or given.sigma_noise is not None:
         return fitted
     rms = torch.tensor(fitted.sigma_noise, dtype=torch.float64, device="cpu").reshape(-1)
     spread = rms.new_tensor([rows.output_std]) if rows.output_stds is None else rows.output_stds.cpu()
-    # of several outputs each is judged in units of its residuals, which then have a root mean square of one
+    # each of several outputs is measured in units of its residuals, which then have a root mean square of one
     scale = torch.maximum(rms, 1e-6 * spread) if len(rms) > 1 else torch.ones_like(rms)
     left = share_left(*_whitened(rows, fitted, scale), float((rms / scale).square().mean().sqrt()))
     if left < _LITTLE:
@@ -72,12 +71,12 @@ def with_noise(given: Likelihood, rows: JacobianRows) -> Likelihood:
             f"{float(rms.max()):.2g}, say little about the noise, whose estimate may be wrong by a factor of two or "
             "three. Pass likelihood=nb.likelihoods.Regression(sigma_noise=...), or fit(loader, held_out=...)."
         )
-        warnings.warn(message, NullBayesWarning, stacklevel=2)
+        warn(message)
     return replace(fitted, sigma_noise=tuple(torch.minimum(rms / left, torch.maximum(rms, spread)).tolist()))
 
 
 def _whitened(rows: JacobianRows, fitted: Regression, scale: Tensor) -> tuple[Smoother, int]:
-    """Return what the fixed point needs of the rows of the outputs, each divided by a scale; and how many they are."""
+    """Return what the fixed point needs of the rows of the outputs, each divided by a scale, and their number."""
     if len(scale) > 1:
         scaled = replace(fitted, sigma_noise=tuple(scale.tolist()))
         plain = OutputJacobian(rows.network, rows.examples, scaled, hessian=True)
@@ -90,7 +89,7 @@ def _whitened(rows: JacobianRows, fitted: Regression, scale: Tensor) -> tuple[Sm
 
 
 def smoother(rows: Rows, theta: Tensor) -> Smoother:  # (P,)
-    """Return the spectrum of the rows, and how they see the parameters: exact if a side is small, else estimated."""
+    """Return the spectrum of the rows and their image of the parameters, exactly if a side is small, else estimated."""
     r, p = rows.n_rows, rows.n_columns
     if min(r, p) > _DENSE:
         return _by_quadrature(rows, theta)
