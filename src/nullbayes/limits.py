@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
-from nullbayes.types import Storage
+Storage = Literal["device", "half", "host", "recompute", "matrix_free"]
+"""Where rows are: held on the device, there in half precision, or on the host; formed again in passing; matrix-free."""
 
 VECTORS_PER_SAMPLE = 10  # vectors in memory per sample: its noise, its direction, and one step of conjugate gradients
 PRODUCT_COPIES = 6  # copies of a vector that exist while its matrix-free products are computed

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
+from nullbayes.jacobian.autograd import RowFunction
 from nullbayes.jacobian.checks import check_rows
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import compare_modes, product_examples, pull_range, push_range
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.likelihoods import Likelihood
-from nullbayes.limits import RowCosts, forming_room, limits, pushed_bytes
+from nullbayes.limits import RowCosts, Storage, forming_room, limits, pushed_bytes
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
 from nullbayes.linalg.pieces import Piece, normal_flops
 from nullbayes.linalg.rows import Block, Rows
-from nullbayes.types import RowFunction, Storage
 
 Formed = Literal["recompute", "matrix_free"]
 

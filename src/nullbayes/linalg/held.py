@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.limits import RowCosts, tile_rows
+from nullbayes.limits import RowCosts, Storage, tile_rows
 from nullbayes.linalg.pieces import Factors, Piece, normal_flops
 from nullbayes.linalg.rows import Block, Rows
-from nullbayes.types import Storage
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import NullBayesError, SettingsError
-from nullbayes.limits import PieceCosts, RowCosts, limits
+from nullbayes.limits import PieceCosts, RowCosts, Storage, limits
 from nullbayes.linalg.pieces import Factors
 from nullbayes.precision import full_precision
-from nullbayes.types import Storage
 
 
 class Block(ABC):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from nullbayes.errors import SettingsError
-from nullbayes.limits import VECTORS_PER_SAMPLE, RowCosts, double_is_fast, normal_bytes, panel_bytes, tile_rows
+from nullbayes.limits import VECTORS_PER_SAMPLE, RowCosts, Storage, double_is_fast, normal_bytes, panel_bytes, tile_rows
 from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.alternating import Alternating
 from nullbayes.projectors.base import Projector
@@ -19,7 +19,6 @@ from nullbayes.projectors.direct import Direct, ExactDual, ExactPrimal
 from nullbayes.projectors.krylov import Krylov
 from nullbayes.projectors.plan import Plan
 from nullbayes.projectors.sweep import gram_precision
-from nullbayes.types import Storage
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
 _HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
