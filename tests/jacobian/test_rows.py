@@ -29,8 +29,8 @@ from models import (
     with_parameters,
 )
 from nullbayes.errors import LikelihoodError, ModelError, SettingsError
+from nullbayes.limits import Storage
 from nullbayes.linalg.held import HeldBlock, StreamedBlock
-from nullbayes.types import Storage
 
 each_model = pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
