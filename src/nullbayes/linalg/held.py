@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.limits import RowCosts, tile_rows
+from nullbayes.limits import RowCosts, Storage, tile_rows
 from nullbayes.linalg.pieces import Factors, Piece, normal_flops
 from nullbayes.linalg.rows import Block, Rows
-from nullbayes.types import Storage
 
 
 @dataclass(frozen=True)
@@ -193,10 +192,16 @@ class HeldRows(Rows):
 
     def costs(self, storage: Storage = "device") -> RowCosts:
         """Return what the rows cost, where they are."""
-        pieces = tuple(piece.costs() for piece in self.pieces)
         each = self.rows_per_example
         factors = [f for piece in self.pieces for f in piece.take(slice(0, each)).factors(each)]
-        return self._costs(storage, pieces, 0, 0, normal_flops(factors) * self.n_rows / each)
+        return RowCosts(
+            *self._shape,
+            storage=storage,
+            pieces=tuple(piece.costs() for piece in self.pieces),
+            full_bytes=0,
+            held_bytes=0,
+            normal_flops=normal_flops(factors) * self.n_rows / each,
+        )
 
     def keep(self, *, half: bool = False, host: bool = False) -> Rows:
         """Return these rows, which are held already."""
