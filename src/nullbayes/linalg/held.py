@@ -28,24 +28,29 @@ class HeldBlock(Block):
     def mv(self, vectors: Tensor) -> Tensor:
         """Multiply: ``vectors @ B.T``."""
         result = vectors.new_zeros(len(vectors), self.n_rows)
-        for piece, rows in self._parts(len(vectors)):
-            piece.take(rows).add_mv(vectors, result[:, rows])
+        for part, rows in self._parts(len(vectors)):
+            part.add_mv(vectors, result[:, rows])
         return result
 
     def rmv(self, vectors: Tensor) -> Tensor:
         """Multiply with the transpose: ``vectors @ B``."""
         result = vectors.new_zeros(len(vectors), self.n_columns)
-        for piece, rows in self._parts(len(vectors)):
-            piece.take(rows).add_rmv(vectors[:, rows], result)
+        for part, rows in self._parts(len(vectors)):
+            part.add_rmv(vectors[:, rows], result)
         return result
 
     def _parts(self, n_vectors: int) -> Iterator[tuple[Piece, slice]]:
-        """Iterate over the pieces and the ranges of rows that a product takes at a time."""
+        """Iterate over the parts of pieces that a product takes at a time, and their rows."""
         for piece in self.pieces:
-            at_once = int(self.working_bytes / max(1.0, piece.costs().product_bytes(n_vectors)))
+            fixed, each = piece.product_bytes
+            at_once = int(self.working_bytes / max(1.0, fixed + each * n_vectors))
             step = max(1, at_once // self.rows_per_example) * self.rows_per_example
+            if step >= self.n_rows:
+                yield piece, slice(0, self.n_rows)
+                continue
             for start in range(0, self.n_rows, step):
-                yield piece, slice(start, min(self.n_rows, start + step))
+                rows = slice(start, min(self.n_rows, start + step))
+                yield piece.take(rows), rows
 
     def dense(self) -> Tensor:
         """Return the entries."""
