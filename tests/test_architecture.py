@@ -18,7 +18,7 @@ MAX_LINES = 400
 FEWER_LINES = {"posteriors": 250}
 
 ROOT = "nullbayes"  # `import nullbayes`, and the names that its __init__ gives out
-LOWEST = {"errors", "hashing", "limits", "memory", "precision", "torch_internals", "types"}
+LOWEST = {"errors", "hashing", "limits", "memory", "precision", "torch_internals"}
 BELOW_POSTERIORS = LOWEST | {
     "io",
     "jacobian",
@@ -34,11 +34,10 @@ BELOW_POSTERIORS = LOWEST | {
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "hashing": set(),
-    "limits": {"types"},
+    "limits": set(),
     "memory": set(),
     "precision": {"torch_internals"},
     "torch_internals": set(),
-    "types": set(),
     "metrics": set(),
     "testing": {"errors"},
     "linalg": LOWEST,

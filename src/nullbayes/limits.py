@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
-from nullbayes.types import Storage
+Storage = Literal["device", "half", "host", "recompute", "matrix_free"]
+"""Where rows are: held on the device, there in half precision, or on the host; formed again in passing; matrix-free."""
 
 VECTORS_PER_SAMPLE = 10  # vectors in memory per sample: its noise, its direction, and one step of conjugate gradients
 PRODUCT_COPIES = 6  # copies of a vector that exist while its matrix-free products are computed
@@ -93,7 +94,8 @@ class RowCosts:
 
     n_rows: int
     n_columns: int
-    rows_per_example: int  # rows per example
+    rows_per_example: int
+    numbers_per_row: int  # that are stored
     dtype: torch.dtype
     device: torch.device
     working_bytes: int  # of the rows, unless a plan sets others
@@ -102,7 +104,6 @@ class RowCosts:
     full_bytes: int  # to hold all rows in full precision; 0 if they are held already
     held_bytes: int  # to hold them as `storage` says, on the device or the host; 0 if they are not held, or already
     normal_flops: float  # of the normal matrix of all rows
-    numbers_per_row: int  # that are stored
     example_bytes: int = 0  # temporary bytes per example while its rows are formed; 0 if they need not be
 
     @property

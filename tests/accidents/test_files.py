@@ -153,8 +153,8 @@ FIELDS = (
     "likelihood.some_ignored", "likelihood.more_ignored",
     *(f"report.{key}" for key in (
         "projector", "reason", "route", "n_data", "n_rows", "n_counted", "tolerance", "sweeps", "residual", "converged",
-        "traces", "rank", "output_std", "seed", "based", "train_std", "train_loss_std", "peak_memory", "seconds",
-        "notes", "data", "promise", "worst_ratio",
+        "sweeps_per_sample", "settings", "traces", "rank", "output_std", "seed", "based", "train_std", "train_loss_std",
+        "peak_memory", "seconds", "notes", "data", "promise", "worst_ratio",
     )),
 )  # fmt: skip
 MAY_BE_NONE = (
@@ -194,7 +194,8 @@ NEVER = {
 
 @pytest.mark.parametrize("value", NEVER.values(), ids=NEVER)
 def test_an_invalid_field_is_refused_by_name(value: Any, saved: Path) -> None:
-    texts = ("fingerprint", "inputs", "report.data", "report.projector", "report.reason", "report.route")
+    report = (f"report.{key}" for key in ("data", "projector", "reason", "route", "settings"))
+    texts = ("fingerprint", "inputs", *report)
     good = saved.read_bytes()
     for field in FIELDS:
         if (value is None and field in MAY_BE_NONE) or (value == "poisson" and field in texts):
@@ -229,6 +230,7 @@ ALTERATIONS: dict[str, tuple[Change, str]] = {
     "names twice": (lambda tensors, header: header["parameters"].append(header["parameters"][0]), "another structure"),
     "other shapes": (lambda tensors, header: header["parameters"][0].__setitem__(1, [4, 6]), "another structure"),
     "residuals": (lambda tensors, header: header["report"]["residual"].pop(), "does not fit its samples"),
+    "sweeps": (lambda tensors, header: header["report"]["sweeps_per_sample"].pop(), "does not fit its samples"),
     "a rank beyond the parameters": (lambda tensors, header: header["report"].update(rank=52), "report.rank"),
     "no directions": (lambda tensors, header: tensors.pop("directions"), r"shape \(0,\)"),
     "NaN": (lambda tensors, header: tensors["directions"][2].fill_(torch.nan), "not finite"),

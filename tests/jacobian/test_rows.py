@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import nullbayes as nb
 from nullbayes.errors import LikelihoodError, ModelError, SettingsError
 from nullbayes.linalg.held import HeldBlock, StreamedBlock
-from nullbayes.types import Storage
+from nullbayes.limits import Storage
 from support.drawing import randn
 from support.models import (
     BATCHNORM,

@@ -149,6 +149,13 @@ def test_exact_variances_of_a_fit_that_did_not_converge_stop_where_it_stopped() 
     assert {schedule.sweeps for _, schedule in posterior._exact.schedules} == {2}
 
 
+@pytest.mark.parametrize("projector", [ITERATIVE, Alternating(4, 1e-2)], ids=["krylov", "alternating"])
+def test_exact_variances_do_not_project_the_samples_again(projector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = fit(nb.ProjectedPosterior, projector=projector)
+    monkeypatch.setattr(type(projector), "apply", lambda *_, **__: pytest.fail("samples were projected again"))
+    posterior.functional_variance(X_NEW, exact=True)
+
+
 def test_exact_variances_do_not_depend_on_how_many_rows_fit_in_memory() -> None:
     posterior = fit_mlp(nb.ProjectedPosterior, n_samples=2)
     whole = posterior.functional_variance(X_NEW, exact=True)

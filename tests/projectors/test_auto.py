@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nullbayes.errors import SettingsError
-from nullbayes.limits import LIMITS, PieceCosts, RowCosts
+from nullbayes.limits import LIMITS, PieceCosts, RowCosts, Storage
 from nullbayes.projectors import ExactDual, ExactPrimal, Krylov, Plan, choose
-from nullbayes.types import Storage
 
 MIB, GIB = 2**20, 2**30
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from nullbayes.jacobian.layer_rules import Layer
+
+
+class RowFunction(Protocol):
+    """What the rows are the derivatives of: one output of the network, or its loss, for each row."""
+
+    def __call__(self, flat: Tensor, x: Any, y: Tensor) -> Tensor:  # (P,) -> (n, O)
+        """Evaluate at flat parameters on some examples."""
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.autograd import gradients, ordinary, recording
+from nullbayes.jacobian.autograd import RowFunction, gradients, ordinary, recording
 from nullbayes.jacobian.batches import map_leaves, n_examples, take_examples
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.leaves import Leaves
@@ -25,7 +25,6 @@ from nullbayes.jacobian.network import Network
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import Piece
 from nullbayes.precision import full_precision
-from nullbayes.types import RowFunction
 
 CHUNK_TOLERANCE = 3e-3  # of many examples together: rounding decides which way a ReLU at zero goes
 COUPLED = (

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from nullbayes.errors import ModelError
+from nullbayes.jacobian.autograd import RowFunction
 from nullbayes.jacobian.batches import leaves, n_examples, take_examples
 from nullbayes.jacobian.checks import check_rows, seem_finite
 from nullbayes.jacobian.data import Examples
@@ -23,7 +24,6 @@ from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.memory import is_out_of_memory
 from nullbayes.precision import differentiable, full_precision
-from nullbayes.types import RowFunction
 
 _COMPARED = 8  # inputs of each prediction whose rows are compared with plain differentiation
 _forward_mode = threading.Lock()  # torch has one for the whole process: who leaves it first ends it for all

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vmap
 
-from nullbayes.jacobian.autograd import gradients, many_gradients, ordinary, recording, watch_layers
+from nullbayes.jacobian.autograd import RowFunction, gradients, many_gradients, ordinary, recording, watch_layers
 from nullbayes.jacobian.batches import example_dims, map_leaves
 from nullbayes.jacobian.layer_rules import find_layers, summed, with_all_uses
 from nullbayes.jacobian.network import Network
 from nullbayes.linalg.pieces import Piece
 from nullbayes.memory import is_out_of_memory
 from nullbayes.precision import differentiable
-from nullbayes.types import RowFunction
 
 Range = tuple[int, int]  # columns, from the first to before the last
 Seen = dict[str, tuple[Tensor, Tensor]]  # name of a layer -> its inputs (n, ...), and its outputs or their gradients

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.autograd import ordinary, recording
+from nullbayes.jacobian.autograd import RowFunction, ordinary, recording
 from nullbayes.jacobian.batches import as_batch, example_dims, map_leaves, take_examples
 from nullbayes.jacobian.checks import CHUNK_TOLERANCE, COUPLED, AutogradReference
 from nullbayes.jacobian.layer_rules import Layer
@@ -26,7 +26,6 @@ from nullbayes.limits import limits
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.precision import full_precision
-from nullbayes.types import RowFunction
 
 _CHECKED_EXAMPLES = 3
 _COMPARED_OUTPUTS = 16  # more outputs are combined into so many before rows are compared for the first time

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
+from nullbayes.jacobian.autograd import RowFunction
 from nullbayes.jacobian.checks import check_rows
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import compare_modes, product_examples, pull_range, push_range
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.likelihoods import Likelihood
-from nullbayes.limits import RowCosts, forming_room, limits, pushed_bytes
+from nullbayes.limits import RowCosts, Storage, forming_room, limits, pushed_bytes
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
 from nullbayes.linalg.pieces import Piece, normal_flops
 from nullbayes.linalg.rows import Block, Rows
-from nullbayes.types import RowFunction, Storage
 
 Formed = Literal["recompute", "matrix_free"]
 
@@ -159,8 +159,14 @@ class JacobianRows(Rows):
         pieces = tuple(piece.costs() for piece in stored)
         held = 0 if storage in ("recompute", "matrix_free") else n * sum(piece.n_bytes for piece in pieces)
         factors = [f for piece in outlines for f in piece.factors(self.rows_per_example)]
-        return self._costs(
-            storage, pieces, n * self._row_bytes, held, n * normal_flops(factors), self._layers.example_bytes
+        return RowCosts(
+            *self._shape,
+            storage=storage,
+            pieces=pieces,
+            full_bytes=n * self._row_bytes,
+            held_bytes=held,
+            normal_flops=n * normal_flops(factors),
+            example_bytes=self._layers.example_bytes,
         )
 
     @property

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.limits import RowCosts, tile_rows
+from nullbayes.limits import RowCosts, Storage, tile_rows
 from nullbayes.linalg.pieces import Factors, Piece, normal_flops
 from nullbayes.linalg.rows import Block, Rows
-from nullbayes.types import Storage
 
 
 @dataclass(frozen=True)
@@ -29,24 +28,29 @@ class HeldBlock(Block):
     def mv(self, vectors: Tensor) -> Tensor:
         """Multiply: ``vectors @ B.T``."""
         result = vectors.new_zeros(len(vectors), self.n_rows)
-        for piece, rows in self._parts(len(vectors)):
-            piece.take(rows).add_mv(vectors, result[:, rows])
+        for part, rows in self._parts(len(vectors)):
+            part.add_mv(vectors, result[:, rows])
         return result
 
     def rmv(self, vectors: Tensor) -> Tensor:
         """Multiply with the transpose: ``vectors @ B``."""
         result = vectors.new_zeros(len(vectors), self.n_columns)
-        for piece, rows in self._parts(len(vectors)):
-            piece.take(rows).add_rmv(vectors[:, rows], result)
+        for part, rows in self._parts(len(vectors)):
+            part.add_rmv(vectors[:, rows], result)
         return result
 
     def _parts(self, n_vectors: int) -> Iterator[tuple[Piece, slice]]:
-        """Iterate over the pieces and the ranges of rows that a product takes at a time."""
+        """Iterate over the parts of pieces that a product takes at a time, and their rows."""
         for piece in self.pieces:
-            at_once = int(self.working_bytes / max(1.0, piece.costs().product_bytes(n_vectors)))
+            fixed, each = piece.product_bytes
+            at_once = int(self.working_bytes / max(1.0, fixed + each * n_vectors))
             step = max(1, at_once // self.rows_per_example) * self.rows_per_example
+            if step >= self.n_rows:
+                yield piece, slice(0, self.n_rows)
+                continue
             for start in range(0, self.n_rows, step):
-                yield piece, slice(start, min(self.n_rows, start + step))
+                rows = slice(start, min(self.n_rows, start + step))
+                yield piece.take(rows), rows
 
     def dense(self) -> Tensor:
         """Return the entries."""
@@ -193,10 +197,16 @@ class HeldRows(Rows):
 
     def costs(self, storage: Storage = "device") -> RowCosts:
         """Return what the rows cost, where they are."""
-        pieces = tuple(piece.costs() for piece in self.pieces)
         each = self.rows_per_example
         factors = [f for piece in self.pieces for f in piece.take(slice(0, each)).factors(each)]
-        return self._costs(storage, pieces, 0, 0, normal_flops(factors) * self.n_rows / each)
+        return RowCosts(
+            *self._shape,
+            storage=storage,
+            pieces=tuple(piece.costs() for piece in self.pieces),
+            full_bytes=0,
+            held_bytes=0,
+            normal_flops=normal_flops(factors) * self.n_rows / each,
+        )
 
     def keep(self, *, half: bool = False, host: bool = False) -> Rows:
         """Return these rows, which are held already."""

@@ -1,4 +1,4 @@
-r"""Lanczos' process on :math:`A^\top A`, fully reorthogonalized, and what follows from its tridiagonal matrix."""
+r"""The Lanczos process on :math:`A^\top A`: bases of Krylov spaces, and quadrature from its tridiagonal matrix."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _WATCHED = 16  # extra entries that measure what rounding does in the null space
 def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  # (k, P), k <= size
     r"""Return orthonormal vectors that span a block Krylov space of :math:`A^\top A`, inside the row space.
 
-    Differs from the textbook in three ways:
+    It differs from the textbook in three ways:
 
-    1. Vectors go in blocks, so that products are batched and an eigenvalue may have several eigenvectors.
+    1. Vectors come in blocks, so that products are batched and an eigenvalue may have several eigenvectors.
     2. A space that closes early is followed by a fresh block :math:`A^\top \omega`, orthogonal to all before it, until
-       ``size`` vectors are there or the row space is exhausted.
-    3. Orthogonalization multiplies rounding in the kernel from block to block, since zero lies outside the rest of the
-       spectrum, and no residual would show it. So every vector carries a few more entries, for columns in which
-       :math:`A` is zero, that receive rounding of each image's size: what they grow to is what the kernel would get.
-       A vector with more than half of the digits lost there, or in its length, is not taken.
+       there are ``size`` vectors or the row space is exhausted.
+    3. Orthogonalization amplifies rounding in the null space from block to block, since zero lies outside the rest of
+       the spectrum, and no residual would show it. Every vector therefore carries a few extra entries, for imaginary
+       columns in which :math:`A` is zero, which receive rounding of the size of each image: they show what the null
+       space receives. A vector that has lost more than half of its digits there, or in its length, is dropped.
 
-    Two products a vector, :math:`O(k^2 P)` to orthogonalize.
+    Cost: two products per vector, and :math:`O(k^2 P)` operations to orthogonalize.
     """
     p, eps = rows.n_columns, torch.finfo(rows.dtype).eps
     width = min(limits(rows.device).lanczos_vectors, -(-size // 4))  # at least a few steps
@@ -54,12 +54,12 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
 
 
 def _gaussian(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draw where the generator is: the same numbers for rows on any device."""
+    """Draw on the generator's device, so that rows on any device get the same numbers."""
     return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device)
 
 
 def _unit(vectors: Tensor) -> Tensor:  # (n, ...)
-    """Scale to length one, whatever the length: its square may be out of range."""
+    """Scale to length one, even if the square of the length is out of range."""
     lengths = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=torch.float64)
     unit: Tensor = vectors / lengths.clamp_min(torch.finfo(vectors.dtype).tiny).to(vectors.dtype)
     return unit
@@ -74,8 +74,8 @@ def _orthogonalize(vectors: Tensor, basis: Tensor) -> Tensor:  # (..., P), (k, P
 def spectral_quadrature(rows: Rows, *, n_probes: int, steps: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     r"""Return nodes and weights with :math:`\operatorname{tr} f(A^\top A) \approx \sum_j w_j f(\lambda_j)`.
 
-    Stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017): Gaussian probes, a tridiagonal matrix each; the
-    weights sum to the number of columns. Exact in expectation for polynomials up to degree ``2 * steps - 1``.
+    Stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017) with Gaussian probes and a tridiagonal matrix for each.
+    The weights sum to the number of columns. It is exact in expectation for polynomials up to degree ``2 * steps - 1``.
     """
 
     def product(vector: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ def spectral_quadrature(rows: Rows, *, n_probes: int, steps: int, generator: tor
 def gauss_rule(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     r"""Return nodes and weights with :math:`u^\top f(M) u \approx \sum_j w_j f(\lambda_j)`, u the start, of length one.
 
-    ``product`` multiplies with a symmetric positive semi-definite matrix M. Lanczos' process from the start, fully
-    reorthogonalized; the weights sum to one.
+    ``product`` multiplies with a symmetric positive semi-definite matrix M. The Lanczos process from the start vector
+    is fully reorthogonalized; the weights sum to one.
     """
     steps = min(steps, len(start))
     basis = torch.zeros(steps, len(start), dtype=start.dtype, device=start.device)
@@ -116,7 +116,7 @@ def gauss_rule(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -
 
 @dataclass(frozen=True)
 class Recurrence:
-    """What Lanczos' process leaves behind beside its vectors."""
+    """What remains of a Lanczos process besides its vectors."""
 
     tridiagonal: Tensor  # (k, k)
     watched: Tensor  # (k, _WATCHED)
@@ -125,23 +125,23 @@ class Recurrence:
     def in_row_space(self) -> Tensor:  # (k, r)
         """Return combinations of the vectors, in columns, that lie in the row space: Ritz vectors, some of them twice.
 
-        Zero is an eigenvalue like others, and rounding leads the process there; the watched entries tell which Ritz
-        vectors are made of it.
+        Zero is an eigenvalue as well, and rounding leads the process to it; the watched entries show which Ritz vectors
+        consist of rounding.
         """
-        turn = torch.linalg.eigh(self.tridiagonal).eigenvectors
-        sound: Tensor = (turn.T @ self.watched).norm(dim=1) <= self.rounding**0.25
-        combinations: Tensor = turn[:, sound]
+        ritz = torch.linalg.eigh(self.tridiagonal).eigenvectors
+        sound: Tensor = (ritz.T @ self.watched).norm(dim=1) <= self.rounding**0.25
+        combinations: Tensor = ritz[:, sound]
         return combinations
 
 
 def lanczos_process(
     rows: Rows, size: int, generator: torch.Generator, keep: Callable[[int, Tensor], None]
 ) -> Recurrence:
-    r"""Run Lanczos' process on :math:`A^\top A`, at most ``size`` steps, with two vectors in memory.
+    r"""Run at most ``size`` steps of the Lanczos process on :math:`A^\top A`, with two vectors in memory.
 
-    Each vector (P,) is handed to ``keep`` with its number. The three-term recurrence without reorthogonalization
-    (Lanczos 1950): vectors far apart need not be orthogonal, and an eigenvalue may be found several times (Paige 1972),
-    so what they span is to be made orthonormal. Two products a vector.
+    Each vector (P,) is passed to ``keep`` with its number. This is the three-term recurrence without
+    reorthogonalization (Lanczos 1950): distant vectors need not be orthogonal, and an eigenvalue may be found several
+    times (Paige 1972), so the caller has to orthonormalize what they span. It takes two products per vector.
     """
     eps = torch.finfo(rows.dtype).eps
     tridiagonal = torch.zeros(size, size, dtype=torch.float64, device="cpu")

@@ -1,4 +1,4 @@
-"""Rows known by their products alone."""
+"""Rows that are known by their products alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPARED = 256  # rows on which the two functions are compared
 
 @dataclass(frozen=True)
 class ProductBlock(Block):
-    """Some rows as two functions; entries, if asked for, come from products with unit vectors."""
+    """Some rows as two functions; entries come from products with unit vectors."""
 
     n_rows: int
     n_columns: int
@@ -41,7 +41,7 @@ class ProductBlock(Block):
         return self.transposed(torch.eye(self.n_rows, dtype=self.like.dtype, device=self.like.device))
 
     def gram(self, dtype: torch.dtype) -> Tensor:
-        """Return ``B @ B.T`` from the entries, or, where those are too many to hold, from products of products."""
+        """Return ``B @ B.T`` from the entries, or from products of products where they do not fit in memory."""
         step = max(1, self.working_bytes // (PRODUCT_COPIES * self.n_columns * self.like.element_size()))
         if self.n_rows <= step:
             entries = self.dense().to(dtype)
@@ -62,9 +62,9 @@ class ProductBlock(Block):
 
 
 class MatrixFreeRows(Rows):
-    """A matrix known by two functions that multiply with a range of its rows.
+    """Use two functions that multiply with a range of rows of a matrix as rows.
 
-    The two are compared once, on the first rows: what one forgets, the projectors could not see.
+    The two functions are compared once, on the first rows, because projectors cannot see what one of them leaves out.
 
     Parameters
     ----------
@@ -75,9 +75,22 @@ class MatrixFreeRows(Rows):
     n_rows, n_columns : int
         The shape of the matrix.
     block_rows : int, optional
-        The block size that a projector takes when it is not told another.
+        The block size that a projector takes unless its settings name another.
     dtype, device
         Of the vectors that the functions take.
+
+    Raises
+    ------
+    SettingsError
+        If the functions return NaN, or tensors of another shape, or are not each other's transpose.
+
+    Examples
+    --------
+    >>> import torch
+    >>> A = torch.eye(2, 3)
+    >>> rows = MatrixFreeRows(lambda v, part: v @ A[part].T, lambda u, part: u @ A[part], n_rows=2, n_columns=3)
+    >>> rows.mv(torch.ones(1, 3))
+    tensor([[1., 1.]])
     """
 
     def __init__(
@@ -121,7 +134,9 @@ class MatrixFreeRows(Rows):
     def _checked(self, product: Tensor, shape: tuple[int, int], name: str) -> Tensor:
         if not isinstance(product, Tensor) or product.shape != shape:
             what = f"shape {tuple(product.shape)}" if isinstance(product, Tensor) else type(product).__name__
-            msg = f"{name} must return a tensor of shape {shape}, one row a vector, for the rows asked for, not {what}."
+            msg = (
+                f"{name} must return a tensor of shape {shape}, one row per vector, for the rows asked for, not {what}."
+            )
             raise SettingsError(msg)
         return product.to(self.device, self.dtype)
 

@@ -74,6 +74,11 @@ class Piece(ABC):
     def costs(self) -> PieceCosts:
         """Return what holding and multiplying the piece costs."""
 
+    @property
+    def product_bytes(self) -> tuple[float, float]:
+        """Temporary bytes per row of a product: whatever it is multiplied with, and per vector."""
+        return 0.0, 0.0
+
     def take(self, rows: slice) -> Piece:
         """Return a view of some rows."""
         part = slice(rows.start // self.rows_each, rows.stop // self.rows_each)
@@ -180,10 +185,15 @@ class DensePiece(Piece):
         scale = torch.exp2(torch.frexp(largest)[1].float() - 8.0)  # entries up to 256: small ones keep their bits
         return DensePiece((self.matrix / scale).half(), self.column, torch.where(largest > 0, scale, 1.0))
 
+    @property
+    def product_bytes(self) -> tuple[float, float]:
+        """The widened entries of a scaled piece."""
+        return (0.0, 0.0) if self.scale is None else (4.0 * self.matrix.shape[1], 8.0)
+
     def costs(self) -> PieceCosts:
-        """Return two operations per column, and the widened entries of a scaled piece."""
-        flops, n_bytes = 2.0 * self.matrix.shape[1], self._held_bytes()
-        return PieceCosts(n_bytes, flops, flops, *(() if self.scale is None else (4.0 * self.matrix.shape[1], 8.0)))
+        """Return two operations per column."""
+        flops = 2.0 * self.matrix.shape[1]
+        return PieceCosts(self._held_bytes(), flops, flops, *self.product_bytes)
 
 
 @dataclass(frozen=True)
@@ -267,13 +277,18 @@ class OuterPiece(Piece):
         activations = _shape_alone(self.activations, 1, self.activations.shape[1])
         return self.of((activations, _shape_alone(self.gradients, 1, outputs, self.gradients.shape[2])))
 
+    @property
+    def product_bytes(self) -> tuple[float, float]:
+        """What lies between the two products."""
+        _, outputs, out = self.gradients.shape
+        return 0.0, self.gradients.element_size() * (out / outputs + 2.0)
+
     def costs(self) -> PieceCosts:
-        """Return the operations on the factors, and the bytes of what lies between the two products."""
+        """Return the operations on the factors."""
         _, outputs, out = self.gradients.shape
         fan_in = self.activations.shape[1]
         gram, product = 2.0 * out + 2.0 * fan_in / outputs**2 + 2.0, 2.0 * out * (fan_in / outputs + 1.0)
-        between = self.gradients.element_size() * (out / outputs + 2.0)
-        return PieceCosts(self._held_bytes(), gram, product, vector_bytes=between)
+        return PieceCosts(self._held_bytes(), gram, product, *self.product_bytes)
 
 
 def normal_flops(factors: Sequence[Factors]) -> float:

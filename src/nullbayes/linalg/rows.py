@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import NullBayesError, SettingsError
-from nullbayes.limits import PieceCosts, RowCosts, limits
+from nullbayes.limits import PieceCosts, RowCosts, Storage, limits
 from nullbayes.linalg.pieces import Factors
 from nullbayes.precision import full_precision
-from nullbayes.types import Storage
 
 
 class Block(ABC):
@@ -86,34 +85,20 @@ class Rows(ABC):
     def costs(self, storage: Storage = "device") -> RowCosts:
         """Return what the rows cost where they are stored that way: by default, what entries cost."""
         p, n_bytes = self.n_columns, self.n_rows * self.n_columns * self.dtype.itemsize
-        held = {"device": n_bytes, "host": n_bytes, "half": n_bytes // 2}.get(storage, 0)
-        piece = PieceCosts(n_bytes, gram_flops=2.0 * p, product_flops=2.0 * p)
-        return self._costs(storage, (piece,), n_bytes, held, float(self.n_rows) * p**2)
-
-    def _costs(
-        self,
-        storage: Storage,
-        pieces: tuple[PieceCosts, ...],
-        full_bytes: int,
-        held_bytes: int,
-        normal_flops: float,
-        example_bytes: int = 0,
-    ) -> RowCosts:
         return RowCosts(
-            n_rows=self.n_rows,
-            n_columns=self.n_columns,
-            rows_per_example=self.rows_per_example,
-            dtype=self.dtype,
-            device=self.device,
-            working_bytes=self.working_bytes,
+            *self._shape,
             storage=storage,
-            pieces=pieces,
-            full_bytes=full_bytes,
-            held_bytes=held_bytes,
-            normal_flops=normal_flops,
-            numbers_per_row=self.numbers_per_row,
-            example_bytes=example_bytes,
+            pieces=(PieceCosts(n_bytes, gram_flops=2.0 * p, product_flops=2.0 * p),),
+            full_bytes=n_bytes,
+            held_bytes={"device": n_bytes, "host": n_bytes, "half": n_bytes // 2}.get(storage, 0),
+            normal_flops=float(self.n_rows) * p**2,
         )
+
+    @property
+    def _shape(self) -> tuple[int, int, int, int, torch.dtype, torch.device, int]:
+        """The first fields of :class:`RowCosts`."""
+        shape = self.n_rows, self.n_columns, self.rows_per_example, self.numbers_per_row
+        return *shape, self.dtype, self.device, self.working_bytes
 
     @abstractmethod
     def keep(self, *, half: bool = False, host: bool = False) -> Rows:

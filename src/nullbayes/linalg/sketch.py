@@ -1,4 +1,4 @@
-r"""A subsampled randomized Hadamard transform: a random map to fewer dimensions that keeps lengths.
+r"""A subsampled randomized Hadamard transform: a random map to fewer dimensions that preserves lengths.
 
 :math:`S = \sqrt{n/s}\; R\,H D`: random signs, an orthonormal Hadamard transform of the next power of two :math:`n`,
 and :math:`s` of its entries. It keeps the lengths of all vectors in a subspace of :math:`k` dimensions to a factor
@@ -23,7 +23,7 @@ class Sketch:
     Parameters
     ----------
     n_columns, size : int
-        From and to how many; at most the next power of two.
+        Length of the vectors before and after; ``size`` is at most the next power of two.
     seed : int
         The same seed gives the same map, on any device.
     device : torch.device
@@ -54,7 +54,7 @@ def padded_size(n_columns: int) -> int:
 
 
 def hadamard_(vectors: Tensor) -> Tensor:  # (S, n), n a power of two
-    """Apply the orthonormal Hadamard transform to each vector, in its own place."""
+    """Apply the orthonormal Hadamard transform to each vector in place."""
     n, half = vectors.shape[1], 1
     while half < n:
         pairs = vectors.view(len(vectors), -1, 2, half)

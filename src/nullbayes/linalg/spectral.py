@@ -96,14 +96,8 @@ def factor_exact(form: Callable[[], Tensor], cutoff: float) -> GramFactor:
     r"""Factor a Gram matrix for :math:`G^+`, in its own place.
 
     Cholesky where the matrix is safely regular, else the eigenvectors above the cut. Singular values of the rows below
-    :math:`\sqrt{\text{cutoff}}` times the largest count as zero: that is what squaring costs.
-
-    Parameters
-    ----------
-    form : callable () -> Tensor (m, m)
-        Forms the matrix, symmetric and positive semi-definite; a second time if Cholesky would not do.
-    cutoff : float
-        Relative to the largest eigenvalue of the equilibrated matrix.
+    :math:`\sqrt{\text{cutoff}}` times the largest count as zero: that is what squaring costs. ``form`` forms the matrix
+    (m, m), a second time if Cholesky fails; ``cutoff`` is relative to the largest eigenvalue after equilibration.
     """
     gram, scale = _equilibrate(form())
     largest = _largest_eigenvalue(gram)
@@ -120,8 +114,8 @@ def factor_exact(form: Callable[[], Tensor], cutoff: float) -> GramFactor:
 def factor_truncated(gram: Tensor, rtol: float, cutoff: float, spared: float = 0.0) -> EigenFactor:
     r"""Factor the fewest leading directions of the equilibrated rows that hold all but ``rtol`` of them.
 
-    See :func:`leading` for what is held; never more than lie above ``cutoff``. ``gram`` is overwritten. Rows no
-    longer than ``spared`` are not scaled to unit length.
+    See :func:`leading` for the choice; none of them lies below ``cutoff``. ``gram`` is overwritten. Rows no longer than
+    ``spared`` are not scaled to unit length.
     """
     gram, scale = _equilibrate(gram, spared)
     gram.diagonal().mul_(scale > 0)
@@ -137,10 +131,10 @@ def factor_truncated(gram: Tensor, rtol: float, cutoff: float, spared: float = 0
 def leading(eigenvalues: Tensor, energies: Tensor, rtol: float) -> int:
     r"""Return where the leading directions start, among directions in ascending order of their eigenvalue.
 
-    Of isotropic noise, the directions before it leave at most a third of ``rtol`` of the root mean square change of the
-    rows, measured twice: with every row scaled to unit length (``eigenvalues``), so that short rows are held like long
-    ones, and with the rows as they are (``energies``), which is what the stopping sentence asks. The third leaves room
-    for the spread between samples, three standard deviations even where a single direction decides.
+    The directions before it leave at most a third of ``rtol`` of the root mean square change of the rows by isotropic
+    noise. That holds twice: with every row scaled to unit length (``eigenvalues``), so that short rows count like long
+    ones, and with the rows as they are (``energies``), which is what the stopping rule asks. The third leaves room for
+    the spread between samples, three standard deviations even where a single direction decides.
     """
     allowed = (rtol / 3.0) ** 2
     stay = [int((e.cumsum(0) <= allowed * e.sum()).sum()) for e in (eigenvalues, energies)]
@@ -158,16 +152,8 @@ def factor_shifted(
     rows, rounded at ``eps`` of ``rows_dtype``, are amplified by :math:`1/(2\sqrt\delta)`; and a Gram matrix that was
     itself accumulated in low precision must not seem smaller than it is, or the step would overshoot.
 
-    Parameters
-    ----------
-    form : callable () -> Tensor (m, m)
-        Forms :math:`G`; again, should Cholesky fail, and the shift is then raised.
-    rows_dtype : torch.dtype
-        In which products with the rows are computed.
-    shift : float
-        The least :math:`\delta`.
-    spared : float
-        Rows no longer than that count in :math:`D` as if they had that length.
+    ``form`` forms :math:`G` (m, m), again if Cholesky fails, and the shift is then raised from ``shift``. Rows no
+    longer than ``spared`` count in :math:`D` as if they had that length.
     """
     while True:
         gram, scale = _equilibrate(form(), spared)
@@ -187,8 +173,8 @@ def least_shift(size: int, rows_dtype: torch.dtype, gram_dtype: torch.dtype) -> 
 class NormalFactor:
     r"""Applies :math:`I - \delta\,(\tilde A^\top \tilde A + \delta)^{-1}`, with the rows scaled to unit length.
 
-    The same map as that of a shifted Gram factor between its rows, by the identity of Woodbury, at the price of a
-    matrix as large as there are columns instead of rows.
+    By Woodbury's identity this is the same map as that of a shifted Gram factor, with a matrix of the columns instead
+    of the rows.
     """
 
     triangle: Tensor  # (P, P)

@@ -8,7 +8,6 @@ A direct projector has one map :math:`T`. An iterative one stops when the noise 
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nullbayes.errors import ConvergenceWarning
 from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
 from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.products import linearized, output_rows
@@ -24,7 +22,7 @@ from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors.arguments import Noise, normal
 from nullbayes.posteriors.measured import Measured
-from nullbayes.posteriors.plan import FitPlan, FitRequest
+from nullbayes.posteriors.plan import FitPlan, FitRequest, described
 from nullbayes.predictive import stream
 from nullbayes.projectors import Info, Outcome, StepSchedule
 
@@ -68,6 +66,8 @@ def measure(prepared: Prepared, noise: Noise, directions: Tensor, info: Info, es
         residual=tuple(info.residual[:n].tolist()),
         converged=bool(info.converged[:n].all()),
         sweeps=info.sweeps,
+        sweeps_per_sample=tuple(info.sweeps_per_sample[:n].tolist()),
+        settings=described(plan.projector),
         rank=info.rank,
         traces=tuple(estimates.tolist()),
         train_std=std,
@@ -139,8 +139,9 @@ def loss_std(jacobian: JacobianRows, rows: Rows, directions: Tensor) -> float | 
 class ExactVariances:
     """Variances of linearized outputs without Monte Carlo error, at a prior precision of 1.
 
-    Samples that did not converge are replayed up to the sweep after which they were stopped, if ``prepared`` has the
-    projector that drew them.
+    The steps of the samples are replayed, as many as each of them took. Where ``prepared`` has another projector than
+    the one that drew them, it projects them again to see how many it takes; samples that did not converge are replayed
+    up to the sweep after which they were stopped all the same, by a projector of the same class.
     """
 
     def __init__(self, prepared: Prepared, measured: Measured) -> None:
@@ -149,23 +150,22 @@ class ExactVariances:
         few = min(_REPLAYED, len(measured.residual))
         row_bytes = self.network.n_parameters * self.network.dtype.itemsize
         self.at_once = max(few, prepared.jacobian.working_bytes // (_VECTORS * row_bytes))
-        stopped = not measured.converged and measured.projector == type(self.projector).__name__
         noise = normal(self.network, measured.seed, 0, few)
-        sweeps = self._sweeps(noise, measured.sweeps if stopped else None)
+        stopped = not measured.converged and measured.projector == type(self.projector).__name__
+        known = stopped or measured.settings == described(self.projector)
+        sweeps = list(measured.sweeps_per_sample[:few]) if known else self._sweeps(noise)
         self.schedules = [
             (sweeps.count(count) / few, StepSchedule(noise[sweeps.index(count)][None].clone(), count))
             for count in dict.fromkeys(sweeps)
         ]  # samples with as many sweeps have the same map, except for the lengths of their steps
 
-    def _sweeps(self, noise: Tensor, most: int | None) -> list[int]:  # (S, P)
-        """Return how many sweeps each sample takes, or took until it was stopped after ``most``."""
-        with warnings.catch_warnings():
-            if most is not None:  # the fit has warned that it did not converge
-                warnings.filterwarnings("ignore", "(?!.*stopped by the user)", ConvergenceWarning)
-            info = self.projector.apply(self.state, noise).info
+    def _sweeps(self, noise: Tensor) -> list[int]:  # (S, P)
+        """Return how many sweeps each sample takes."""
+        info = self.projector.apply(self.state, noise).info
         if info.outcome is Outcome.INTERRUPTED:
             raise KeyboardInterrupt  # fewer sweeps are another map
-        return [sweeps if most is None else min(sweeps, most) for sweeps in info.sweeps_per_sample.tolist()]
+        taken: list[int] = info.sweeps_per_sample.tolist()
+        return taken
 
     def __call__(self, x: Any, batch_fn: BatchFn | None) -> Tensor:  # (N, ...)
         """Return the variance of each output, for inputs or a loader of them."""

@@ -34,8 +34,10 @@ class Measured:
         The spread of the network's own training outputs.
     residual, tolerance : tuple of float, float
         ``|A v| / |A noise|`` per sample, as in :class:`Info <nullbayes.projectors.Info>`, and the largest allowed.
-    converged, sweeps : bool, int
-        Whether every sample reached the tolerance, and the number of passes over the rows.
+    converged, sweeps, sweeps_per_sample : bool, int, tuple of int
+        Whether every sample reached the tolerance, and the number of passes over the rows, in all and per sample.
+    settings : str
+        The projector with its settings; empty if the samples were drawn by several.
     rank, traces : int or None, tuple of float
         The rank of the rows, where the projector decides one; estimates of the dimension of their null space.
     train_std : float
@@ -66,6 +68,8 @@ class Measured:
     residual: tuple[Amount, ...]
     converged: bool
     sweeps: Count
+    sweeps_per_sample: tuple[Count, ...]
+    settings: str
     rank: Count | None
     traces: tuple[float, ...]
     train_std: Amount
@@ -112,7 +116,8 @@ def from_header(values: Mapping[str, Any]) -> Measured:
     """Return what the header of a file says that a fit measured."""
     promise = None if values["promise"] is None else Promise(**values["promise"])
     lists = {name: tuple(float(number) for number in values[name]) for name in ("residual", "traces")}
-    return Measured(**{**values, **lists, "promise": promise, "notes": tuple(values["notes"])})
+    plain = {name: tuple(values[name]) for name in ("sweeps_per_sample", "notes")}
+    return Measured(**{**values, **lists, **plain, "promise": promise})
 
 
 def merged(old: Measured, new: Measured) -> Measured:
@@ -131,6 +136,8 @@ def merged(old: Measured, new: Measured) -> Measured:
         residual=old.residual + new.residual,
         converged=old.converged and new.converged,
         sweeps=max(old.sweeps, new.sweeps),
+        sweeps_per_sample=old.sweeps_per_sample + new.sweeps_per_sample,
+        settings=old.settings if old.settings == new.settings else "",
         rank=new.rank,
         traces=old.traces + new.traces,
         train_std=pooled(old.train_std, new.train_std),

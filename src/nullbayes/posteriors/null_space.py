@@ -243,6 +243,7 @@ class NullSpacePosterior(SamplePosterior):
         self._measured = from_header(header["report"])
         self._base = lost if self._measured.based else None
         self._row_options = {name: header[name] for name in self._row_options}
-        if self.n_samples != len(self._measured.residual):
+        per_sample = self._measured.residual, self._measured.sweeps_per_sample
+        if any(len(numbers) != self.n_samples for numbers in per_sample):
             msg = "The file's report does not fit its samples: it was altered."
             raise FileError(msg)

@@ -22,11 +22,11 @@ from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.limits import Storage
 from nullbayes.memory import OutOfMemory, attempt
 from nullbayes.posteriors.arguments import host_memory_bytes, memory_limit_bytes
 from nullbayes.posteriors.promise import SAMPLES, split
 from nullbayes.projectors import Plan, Projector, choose, least_bytes
-from nullbayes.types import Storage
 
 T = TypeVar("T")
 TOLERANCE, LOSS_TOLERANCE = 1e-2, 2e-2  # of a fit that is not given another, for rows of outputs and of losses

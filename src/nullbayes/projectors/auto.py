@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from nullbayes.errors import SettingsError
-from nullbayes.limits import VECTORS_PER_SAMPLE, RowCosts, double_is_fast, normal_bytes, panel_bytes, tile_rows
+from nullbayes.limits import VECTORS_PER_SAMPLE, RowCosts, Storage, double_is_fast, normal_bytes, panel_bytes, tile_rows
 from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.alternating import Alternating
 from nullbayes.projectors.base import Projector
@@ -19,7 +19,6 @@ from nullbayes.projectors.direct import Direct, ExactDual, ExactPrimal
 from nullbayes.projectors.krylov import Krylov
 from nullbayes.projectors.plan import Plan
 from nullbayes.projectors.sweep import gram_precision
-from nullbayes.types import Storage
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
 _HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
@@ -28,7 +27,7 @@ _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 10
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a device does per second, as ``python -m benchmarks.rates`` measures it; only the ratios matter."""
+    """What a device does per second; only the ratios matter."""
 
     single: float  # operations of float32 matrix products
     double: float  # operations of float64 matrix products
@@ -39,13 +38,16 @@ class Rates:
     chunk: float  # seconds to form a chunk of rows, however small
 
 
-# Measured on one machine of each kind, rounded: two cores of a server CPU, an H200, and a card with slow float64.
+# Round numbers for one machine of each kind. `python -m benchmarks.rates [--device cuda] [--threads 1]` prints those
+# of another; on an H200: 5.1e13, 6.2e13, 7.1e14, 4.2e12, 5.5e10, 7.6e10, 2.7e-3 (with rows of a very small network).
 _CPU = Rates(single=1.5e11, double=0.75e11, narrow=1.5e11, bandwidth=2e10, transfer=2e10, formed=1e9, chunk=3e-3)
 _ONE_THREAD = Rates(
     single=0.75e11, double=0.375e11, narrow=0.75e11, bandwidth=1e10, transfer=1e10, formed=0.5e9, chunk=6e-3
 )
 _CUDA = Rates(single=4.5e13, double=4e13, narrow=3e14, bandwidth=3e12, transfer=2e10, formed=2e10, chunk=4e-2)
-_CUDA_SINGLE = Rates(single=2e13, double=4e11, narrow=6e13, bandwidth=8e11, transfer=1e10, formed=1e10, chunk=4e-2)
+_CUDA_SINGLE = Rates(  # cards whose float64 is slow
+    single=2e13, double=4e11, narrow=6e13, bandwidth=8e11, transfer=1e10, formed=1e10, chunk=4e-2
+)
 
 
 def _rates(device: torch.device) -> Rates:
@@ -208,7 +210,7 @@ class _CostModel:
             flops = 2.0 * costs.normal_flops + 9.0 * p**3
             return _Method(
                 projector=ExactPrimal(truncate=True, rtol=self.rtol),
-                reason=f"only {p:,} parameters and {r:,} rows: there may be no exact kernel, "
+                reason=f"only {p:,} parameters and {r:,} rows: there may be no exact null space, "
                 "so the eigenvectors of A⊤A are removed, leading ones first, until the tolerance is met",
                 block_rows=r,
                 matrix_bytes=4 * p * p,

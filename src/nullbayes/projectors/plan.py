@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nullbayes.limits import Storage
 from nullbayes.projectors.base import Projector
-from nullbayes.types import Storage
 
 
 @dataclass(frozen=True)
