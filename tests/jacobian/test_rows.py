@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.errors import LikelihoodError, ModelError, SettingsError
-from nullbayes.linalg.held import HeldBlock, StreamedBlock
 from nullbayes.limits import Storage
+from nullbayes.linalg.held import HeldBlock, StreamedBlock
 from support.drawing import randn
 from support.models import (
     BATCHNORM,

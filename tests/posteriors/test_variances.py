@@ -151,7 +151,7 @@ def test_exact_variances_of_a_fit_that_did_not_converge_stop_where_it_stopped() 
 
 @pytest.mark.parametrize("projector", [ITERATIVE, Alternating(4, 1e-2)], ids=["krylov", "alternating"])
 def test_exact_variances_do_not_project_the_samples_again(projector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    posterior = fit(nb.ProjectedPosterior, projector=projector)
+    posterior = fit_mlp(nb.ProjectedPosterior, projector=projector)
     monkeypatch.setattr(type(projector), "apply", lambda *_, **__: pytest.fail("samples were projected again"))
     posterior.functional_variance(X_NEW, exact=True)
 
