@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import nullbayes as nb
 from nullbayes.jacobian import few as few_rows
 from nullbayes.jacobian.few import form_few
-from nullbayes.jacobian.leaves import Leaves
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.network import Leaves, Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.linalg.held import HeldBlock

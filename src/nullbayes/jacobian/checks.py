@@ -20,8 +20,7 @@ from nullbayes.errors import ModelError
 from nullbayes.jacobian.autograd import RowFunction, gradients, ordinary, recording
 from nullbayes.jacobian.batches import map_leaves, n_examples, take_examples
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.leaves import Leaves
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.network import Leaves, Network
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import Piece
 from nullbayes.precision import full_precision

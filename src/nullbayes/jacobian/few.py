@@ -26,7 +26,7 @@ from torch.nn.modules.conv import _ConvNd
 from nullbayes.jacobian.autograd import gradients, ordinary, recording
 from nullbayes.jacobian.batches import map_leaves, n_examples
 from nullbayes.jacobian.checks import CHUNK_TOLERANCE, AutogradReference
-from nullbayes.jacobian.leaves import Leaves
+from nullbayes.jacobian.network import Leaves
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.linalg.pieces import DensePiece, Piece
 from nullbayes.precision import full_precision

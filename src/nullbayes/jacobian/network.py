@@ -19,9 +19,8 @@ from torch.func import functional_call
 from nullbayes.errors import InputError, ModelError, NullBayesError
 from nullbayes.hashing import fingerprint
 from nullbayes.jacobian.batches import described, leaves, map_leaves, n_examples, same_form, take_examples
-from nullbayes.jacobian.modules import HALF, evaluation_copy, select_parameters, unwrapped
+from nullbayes.jacobian.modules import HALF, Places, evaluation_copy, select_parameters, tensors_of, unwrapped
 from nullbayes.jacobian.modules import Selection as Selection
-from nullbayes.jacobian.places import Places, tensors_of
 from nullbayes.memory import is_out_of_memory
 from nullbayes.precision import differentiable, plain_recurrence, uncompiled
 from nullbayes.torch_internals import before_compilation
@@ -228,3 +227,58 @@ def arguments(x: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(x, Mapping):
         return (), dict(x)
     return (tuple(x), {}) if isinstance(x, tuple) else ((x,), {})
+
+
+class Leaves:
+    """A network at its trained parameters, each a tensor of its own that can be differentiated with respect to.
+
+    A call of :class:`Network` with the flat vector cuts it into parts, looks up the place of each in the module, and
+    joins their gradients again. For one input of a small network that takes longer than the network itself.
+
+    Parameters
+    ----------
+    network : Network
+        The function of the parameters. The leaves share the memory of its flat vector.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        with torch.inference_mode(False):
+            theta = network.theta.clone() if network.theta.is_inference() else network.theta.detach()
+            self.tensors = tuple(piece.detach().requires_grad_() for piece in network.unflatten(theta).values())
+        module, named = network.module, dict(zip(network.names, self.tensors, strict=True))
+        leaf_of = {id(p): named[name] for name, p in module.named_parameters() if name in named}
+        self._places = [  # all of them, where a parameter has several
+            (part._parameters, name, leaf_of[id(p)])
+            for part in module.modules()
+            for name, p in part._parameters.items()
+            if id(p) in leaf_of
+        ]
+
+    @staticmethod
+    def of(network: Network) -> Leaves | None:
+        """Return the leaves of a network, made once.
+
+        None where it is not enough to exchange tensors in a module's dictionary of parameters: recurrent layers and
+        scripts keep references of their own.
+        """
+        with network.lock:
+            if "leaves" not in network.cache:
+                kept = any(isinstance(m, (nn.RNNBase, torch.jit.ScriptModule)) for m in network.module.modules())
+                network.cache["leaves"] = None if kept else Leaves(network)
+            found: Leaves | None = network.cache["leaves"]
+            return found
+
+    def outputs(self, x: Any) -> Tensor:  # (n, ...)
+        """Evaluate the network."""
+        return self.network.evaluate(x, self._run).to(self.network.dtype)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        before = [own[name] for own, name, _ in self._places]
+        try:
+            for own, name, leaf in self._places:
+                own[name] = leaf  # type: ignore[assignment]
+            return self.network.module(*args, **kwargs)
+        finally:
+            for (own, name, _), tensor in zip(self._places, before, strict=True):
+                own[name] = tensor
