@@ -54,6 +54,18 @@ def test_a_score_that_is_asked_for_predictions_says_what_to_use_instead(method: 
             ask(X_NEW)
 
 
+@each_baseline
+def test_only_methods_that_found_a_curvature_have_one(method: Method) -> None:
+    with pytest.raises(NotFittedError, match=r"call fit\(loader\) first"):
+        _ = method.make().curvature
+    posterior = method.fit()
+    if method.prior or method.scores == ("local_ensemble",):
+        assert posterior.curvature.n_columns == posterior.report.n_parameters
+    else:
+        with pytest.raises(SettingsError, match=f"{method.name} has no curvature"):
+            _ = posterior.curvature
+
+
 @each_sampler
 def test_predictions_that_make_no_sense_are_refused(method: Method) -> None:
     posterior = method.fit()

@@ -91,7 +91,7 @@ def test_a_single_example_makes_the_factors_exact() -> None:
     )
     matrix = torch.block_diag(*(torch.kron(f.left @ torch.diag(f.left_values) @ f.left.T,
                                            f.right @ torch.diag(f.right_values) @ f.right.T)
-                                for f in sorted(kronecker.curvature.factors, key=lambda f: f.column)))  # fmt: skip
+                                for f in sorted(kronecker.curvature.blocks, key=lambda f: f.column)))  # fmt: skip
     torch.testing.assert_close(matrix.diagonal(), diagonal.curvature.diagonal)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import nullbayes as nb
 from drawing import randn
 from models import BATCHNORM, CLASSIFICATION, MLP, call, flat_parameters, with_parameters
 from nullbayes.baselines import SWAG, DeepEnsemble
-from nullbayes.errors import ModelError, SettingsError
+from nullbayes.errors import ModelError, NotFittedError, SettingsError
 from nullbayes.posteriors.arguments import normal
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
@@ -50,6 +51,13 @@ def test_moments_are_those_of_the_iterates(n: int, rank: int) -> None:
     torch.testing.assert_close(torch.stack(moments.deviations), torch.stack(running[-rank:]))
     assert posterior.report.rank == min(n, rank)
     assert f"{n} iterates" in str(posterior.report)
+
+
+def test_moments_belong_to_a_fit_and_not_to_a_file(tmp_path: Path) -> None:
+    fit_swag(iterates(4, MLP.build())).save(tmp_path / "posterior")
+    for posterior in (SWAG(MLP.build()), nb.load(tmp_path / "posterior", MLP.build())):
+        with pytest.raises(NotFittedError, match="no file holds them"):
+            _ = posterior.moments
 
 
 def test_samples_have_the_covariance_of_swag() -> None:

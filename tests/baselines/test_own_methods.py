@@ -21,7 +21,7 @@ import nullbayes as nb
 from baselines.methods import X_NEW
 from models import CLASSIFICATION, MLP, batches
 from nullbayes import baselines, io
-from nullbayes.baselines.method import Context, Learned, Method, Question
+from nullbayes.baselines.method import FitContext, Learned, Method, Question
 from nullbayes.errors import FileError, SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.posteriors import SamplePosterior
@@ -44,7 +44,7 @@ class Isotropic(Method[Tensor]):
             msg = f"relative must be positive, not {self.relative}."
             raise SettingsError(msg)
 
-    def fit(self, context: Context) -> Learned[Tensor]:
+    def fit(self, context: FitContext) -> Learned[Tensor]:
         sizes = torch.cat([t.norm().expand(t.numel()) for t in context.network.model.state_dict().values()])
         return Learned(self.relative * sizes, None, "noise of the size of each tensor")
 

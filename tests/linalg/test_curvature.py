@@ -150,7 +150,7 @@ def test_float32_is_enough(case: Case) -> None:
         "diagonal": lambda: Diagonal(WIDE[0].square().float()),
         "low rank": lambda: LowRank(BASIS.float(), VALUES),
         "kronecker": lambda: Kronecker(
-            [f._replace(**{n: getattr(f, n).float() for n in f._fields[1:]}) for f in CASES[2].make().factors]
+            [f._replace(**{n: getattr(f, n).float() for n in f._fields[1:]}) for f in CASES[2].make().blocks]
         ),
         "primal": lambda: Primal(TALL.T @ TALL),
         "dual": lambda: Dual(nb.DenseRows(WIDE.float())),

@@ -74,7 +74,7 @@ FUNCTIONS_REFUSED = {
     "coupled examples": (lambda h: h - h.mean(0), "depends on the other examples.*GroupNorm or LayerNorm"),
     "NaN outputs": (lambda h: h * torch.nan, "answers NaN or Inf"),
     "examples last": (lambda h: h.T, r"shape \(3, 5\): examples must come first.*output_fn"),
-    "one number": (lambda h: h.sum(), r"one entry an example, not torch.float64, shape \(\)"),
+    "one number": (lambda h: h.sum(), r"one entry per example, not torch.float64, shape \(\)"),
     "integers": (lambda h: h.argmax(1), "floating-point tensor.*not torch.int64"),
     "a mapping as outputs": (
         lambda h: {"mean": h, "scale": h},

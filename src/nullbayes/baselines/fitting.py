@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nullbayes.baselines.method import Context, Learned, Method
+from nullbayes.baselines.method import FitContext, Learned, Method
 from nullbayes.errors import LikelihoodError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
@@ -20,7 +20,7 @@ from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.precision import full_precision
 
-Learn = Callable[[Context], Learned[Any]]
+Learn = Callable[[FitContext], Learned[Any]]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def run_fit(
         rows.working_bytes = min(rows.working_bytes, available // 8)
         seed = draw_seed(generator)
         with meter.phase("learning"):
-            learned = learn(Context(name, rows, n_samples, seed, available))
+            learned = learn(FitContext(name, rows, n_samples, seed, available))
         with meter.phase("samples"):
             directions = draw(method, learned.state, network, seed, n_samples, posterior.prior_precision)
     measured = {

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 
 from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.laplace import Laplace
-from nullbayes.baselines.method import Context
+from nullbayes.baselines.method import FitContext
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.jacobians import OutputJacobian
-from nullbayes.linalg.curvature import Curvature, Factor, Kronecker, decomposed
+from nullbayes.linalg.curvature import Curvature, Kronecker, KroneckerBlock, decomposed
 
 _BATCH = 256
 
@@ -31,7 +31,7 @@ _BATCH = 256
 class _Kronecker(Laplace):
     form = Kronecker
 
-    def approximate(self, context: Context) -> Curvature:
+    def approximate(self, context: FitContext) -> Curvature:
         with torch.inference_mode(False):  # tensors of inference mode have no gradients
             return Kronecker(list(_factors(context.rows)))
 
@@ -74,7 +74,7 @@ class _Batches:
             yield pair, torch.zeros(stop - start, self._width, device=self._examples.device)
 
 
-def _factors(rows: OutputJacobian) -> Iterator[Factor]:
+def _factors(rows: OutputJacobian) -> Iterator[KroneckerBlock]:
     """Compute the factors of every layer, and iterate over their eigenpairs, for weights and biases."""
     operator = _curvlinops()
     network = copy.copy(rows.network)
@@ -111,7 +111,7 @@ def _factors(rows: OutputJacobian) -> Iterator[Factor]:
         for kind, place in places.items():
             inputs = state["input_covariances"][layer].detach().double() if kind == "weight" else outputs.new_ones(1, 1)
             found = decomposed(starts[place], outputs, inputs)
-            yield Factor(found.column, *(part.to(network.dtype) for part in found[1:]))
+            yield KroneckerBlock(found.column, *(part.to(network.dtype) for part in found[1:]))
 
 
 def _plain(tensor: Tensor) -> Tensor:

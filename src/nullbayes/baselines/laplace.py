@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Unpack
 from torch import Tensor, nn
 
 from nullbayes.baselines.base import Baseline
-from nullbayes.baselines.method import Context, Learned, LikelihoodLike, Method, Options, check_counts
+from nullbayes.baselines.method import FitContext, Learned, LikelihoodLike, Method, Options, check_counts
 from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows
@@ -52,11 +52,11 @@ class Laplace(Method[Curvature]):
     form: ClassVar[type[Curvature]]  # that a file may hold
 
     @abstractmethod
-    def approximate(self, context: Context) -> Curvature:
+    def approximate(self, context: FitContext) -> Curvature:
         """Return the curvature of the training data."""
 
     @full_precision()
-    def fit(self, context: Context) -> Learned[Curvature]:
+    def fit(self, context: FitContext) -> Learned[Curvature]:
         """Compute the curvature."""
         curvature = self.approximate(context)
         reason = _REASONS.get(type(curvature), f"{type(curvature).__name__.lower()} curvature")
@@ -89,7 +89,7 @@ class Laplace(Method[Curvature]):
 class _Diagonal(Laplace):
     form = Diagonal
 
-    def approximate(self, context: Context) -> Curvature:
+    def approximate(self, context: FitContext) -> Curvature:
         return Diagonal(column_squares(context.rows))
 
 
@@ -113,7 +113,7 @@ class _Full(Laplace):
             return network
         return Network(network.model, last_linear(network, x), network.output_fn)
 
-    def approximate(self, context: Context) -> Curvature:
+    def approximate(self, context: FitContext) -> Curvature:
         rows, most = context.rows, _FACTORED.get(context.rows.device.type, 8_000)
         side = rows.n_columns if rows.n_columns <= _SMALL else min(rows.n_rows, rows.n_columns)
         factored = side <= most and 16 * side**2 + normal_bytes(side, rows.device) <= context.available // 2
@@ -161,7 +161,7 @@ class _Lanczos(Laplace):
     def __post_init__(self) -> None:
         check_counts(vars(self))
 
-    def approximate(self, context: Context) -> Curvature:
+    def approximate(self, context: FitContext) -> Curvature:
         rank = context.vectors(self.memory_budget)
         return lanczos_pairs(context.held(context.available // 4), rank, context.generator())
 

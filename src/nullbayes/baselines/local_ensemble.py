@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes.baselines.base import Baseline
-from nullbayes.baselines.method import Context, Learned, LikelihoodLike, Method, Options, Question, check_counts
+from nullbayes.baselines.method import FitContext, Learned, LikelihoodLike, Method, Options, Question, check_counts
 from nullbayes.errors import SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.linalg.curvature import LowRank, lanczos_pairs
@@ -45,7 +45,7 @@ class _Outside(Method[LowRank]):
         check_counts(vars(self))
 
     @full_precision()
-    def fit(self, context: Context) -> Learned[LowRank]:
+    def fit(self, context: FitContext) -> Learned[LowRank]:
         rank = context.vectors(self.memory_budget)
         pairs = lanczos_pairs(context.held(context.available // 4), rank, context.generator())
         return Learned(pairs, pairs.rank, "outside the leading eigenvectors")
@@ -112,7 +112,7 @@ class _SketchedLanczos(Method[Sketched]):
         check_counts(vars(self))
 
     @full_precision()
-    def fit(self, context: Context) -> Learned[Sketched]:
+    def fit(self, context: FitContext) -> Learned[Sketched]:
         rank, size = self._sizes(context)
         sketch = Sketch(context.rows.n_columns, size, context.seed, context.rows.device)
         sketched = context.network.theta.new_empty(rank, size)
@@ -127,7 +127,7 @@ class _SketchedLanczos(Method[Sketched]):
         reason = f"{found:,} Lanczos vectors, sketched to {size:,} numbers"
         return Learned(Sketched(sketch, basis), len(basis), reason)
 
-    def _sizes(self, context: Context) -> tuple[int, int]:
+    def _sizes(self, context: FitContext) -> tuple[int, int]:
         """Return rank and sketch size."""
         p, budget = context.rows.n_columns, self.memory_budget
         usual = min(round(_PROPORTION * budget), math.isqrt(budget * p))  # no more than the sketch is long

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.baselines.base import Baseline
-from nullbayes.baselines.method import Context, Learned, Method, Question
+from nullbayes.baselines.method import FitContext, Learned, Method, Question
 from nullbayes.errors import LikelihoodError, SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.likelihoods import Classification, Likelihood
@@ -20,7 +20,7 @@ class _Network(Method[tuple[()]]):
     hessian = has_prior = False
     scores = ("max_softmax", "max_logit", "entropy")
 
-    def fit(self, context: Context) -> Learned[tuple[()]]:
+    def fit(self, context: FitContext) -> Learned[tuple[()]]:
         return Learned((), None, "the network itself, one sample")
 
     def deviations(self, state: tuple[()], network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes.baselines.base import Baseline
-from nullbayes.baselines.method import Context, FitOptions, Learned, Method, Question
+from nullbayes.baselines.method import FitContext, FitOptions, Learned, Method, Question
 from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.batches import n_examples, to_device
 from nullbayes.jacobian.modules import unwrapped
@@ -40,7 +40,7 @@ class Members(Method[States]):
     pred_type = "sampled"
     needs: ClassVar[str]  # what fit must be given, as a sentence
 
-    def fit(self, context: Context) -> Learned[States]:
+    def fit(self, context: FitContext) -> Learned[States]:
         """Refuse: members come from training, which only the caller can do."""
         msg = f"{context.name} learns from networks in training: {self.needs}"
         raise SettingsError(msg)
@@ -146,7 +146,7 @@ class DeepEnsemble(Baseline):
         return self._fit(learn, loader, targets, n_samples, **options)
 
 
-def _train(train: Callable[[int], nn.Module], context: Context) -> Learned[States]:
+def _train(train: Callable[[int], nn.Module], context: FitContext) -> Learned[States]:
     states = []
     for i in range(context.n_samples):
         member = train((context.seed + i) % 2**32)

@@ -45,7 +45,7 @@ class FitOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Context:
+class FitContext:
     """What a method is given to fit from."""
 
     name: str  # of the posterior class, for messages
@@ -124,7 +124,7 @@ class Method(ABC, Generic[State]):
     row_score: ClassVar[str | None] = None  # the one that score_rows computes
 
     @abstractmethod
-    def fit(self, context: Context) -> Learned[State]:
+    def fit(self, context: FitContext) -> Learned[State]:
         """Learn from the training data. The state is not None, which stands for one that a file could not hold."""
 
     def deviations(self, state: State, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:  # (S, P)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.laplace import Laplace
-from nullbayes.baselines.method import Context, LikelihoodLike, Options, Question, check_counts
+from nullbayes.baselines.method import FitContext, LikelihoodLike, Options, Question, check_counts
 from nullbayes.likelihoods import Likelihood
 from nullbayes.linalg.curvature import Curvature, LowRank, nystrom_pairs
 from nullbayes.predictive import SCORES
@@ -35,7 +35,7 @@ class _Sketch(Laplace):
     def __post_init__(self) -> None:
         check_counts(vars(self))
 
-    def approximate(self, context: Context) -> Curvature:
+    def approximate(self, context: FitContext) -> Curvature:
         return nystrom_pairs(context.rows, context.vectors(self.memory_budget), context.generator())
 
     def score_rows(self, state: Curvature, rows: Tensor, question: Question) -> Tensor:

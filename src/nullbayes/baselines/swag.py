@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.members import Members, States, stacked
-from nullbayes.baselines.method import Context, FitOptions, Learned
+from nullbayes.baselines.method import FitContext, FitOptions, Learned
 from nullbayes.errors import ModelError, NotFittedError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network, arguments
@@ -121,7 +121,7 @@ class SWAG(Baseline):
         return found
 
 
-def _collect(train: Train, n_models: int, rank: int, context: Context) -> Learned[States]:
+def _collect(train: Train, n_models: int, rank: int, context: FitContext) -> Learned[States]:
     network, moments = context.network, Moments(rank)
     for state in _iterates(train, n_models, network):
         moments.add(_vector(state, network))

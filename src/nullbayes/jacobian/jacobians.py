@@ -1,7 +1,4 @@
-r"""The Jacobians of a network on its training data: ``OutputJacobian`` and ``LossJacobian``.
-
-The first has one row for each output of each example, the second one gradient of the loss for each example.
-"""
+"""The Jacobians of a network on its training data: of its outputs, and of its loss."""
 
 from __future__ import annotations
 
@@ -20,21 +17,41 @@ from nullbayes.likelihoods import Likelihood, LossFn
 
 
 class OutputJacobian(JacobianRows):
-    r"""One row for each output of each example: :math:`\partial f_o(\theta, x_n) / \partial \theta`.
+    r"""The rows :math:`\partial f_o(\theta, x_n) / \partial \theta`, one for each output of each example.
 
     Parameters
     ----------
     model : nn.Module
-        The trained network.
+        The trained network. It is not changed.
     loader : iterable of batches
         The training data, in fixed order.
     likelihood : str, Likelihood or callable
-        Checked against outputs and targets; gives the Hessian.
+        Checked against outputs and targets. It gives the Hessian.
     hessian : bool
         Scale the rows of each example by a root of the likelihood's Hessian in output space, so that
-        :math:`A^\top A` is the generalized Gauss-Newton matrix proper. The paper's default is the identity.
-    parameters, batch_fn, output_fn, storage
-        See :class:`Network <nullbayes.jacobian.network.Network>` and :class:`JacobianRows`.
+        :math:`A^\top A` is the generalized Gauss-Newton matrix. By default the Hessian is replaced by the identity.
+    parameters : None, str, iterable of str, or callable (name, parameter) -> bool
+        Which parameters vary: all that require gradients, those whose names match a glob such as ``"head.*"``, or
+        those for which the predicate holds.
+    batch_fn : callable, optional
+        Turns a batch of the loader into ``(inputs, targets)``.
+    output_fn : callable, optional
+        Takes the outputs out of what the model returns.
+    storage : "recompute" or "matrix_free"
+        Form the entries of a block whenever they are needed, or only multiply with it.
+
+    Raises
+    ------
+    ModelError, DataError, LikelihoodError
+        If the model cannot be differentiated example by example, the data cannot be read twice in the same order, or
+        they do not fit the likelihood.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model, x = torch.nn.Linear(3, 2), torch.randn(5, 3)
+    >>> OutputJacobian(model, [(x, torch.tensor([0, 1, 0, 1, 0]))]).dense().shape
+    torch.Size([10, 8])
     """
 
     def __init__(
@@ -57,7 +74,7 @@ class OutputJacobian(JacobianRows):
 
         def outputs(flat: Tensor, x: Any, y: Tensor) -> Tensor:
             values = network(flat, x)
-            if hessian:  # at the same outputs: once through the network, so that rows go by layers
+            if hessian:  # at the same outputs: the network is called once, so that rows are formed by layers
                 values = fitted.scaled(values, values.detach(), y)
             counted = fitted.counted(values, y) if ignoring else None
             return (values if counted is None else values * counted).flatten(1)
@@ -69,15 +86,22 @@ class OutputJacobian(JacobianRows):
 
 
 class LossJacobian(JacobianRows):
-    r"""One row for each example: the gradient of its loss, :math:`\partial \ell(f(\theta, x_n), y_n)/\partial \theta`.
+    r"""The gradients of the loss :math:`\partial \ell(f(\theta, x_n), y_n)/\partial \theta`, one row for each example.
 
     Parameters
     ----------
     model, loader, likelihood, parameters, batch_fn, output_fn, storage
-        As for :class:`OutputJacobian`; the likelihood may be any per-example loss ``(outputs, targets) -> (n,)``.
+        As for :class:`OutputJacobian`. The likelihood may be any loss per example, ``(outputs, targets) -> (n,)``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> model, x = torch.nn.Linear(3, 2), torch.randn(5, 3)
+    >>> LossJacobian(model, [(x, torch.tensor([0, 1, 0, 1, 0]))]).dense().shape
+    torch.Size([5, 8])
     """
 
-    spares_short_rows = True  # examples whose loss hardly moves need not be held as closely as the others
+    spares_short_rows = True  # examples with a small gradient need not be kept as exactly as the others
 
     def __init__(
         self,

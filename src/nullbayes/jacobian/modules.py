@@ -83,7 +83,7 @@ def select_parameters(model: nn.Module, parameters: Selection) -> dict[str, nn.P
     """Return the parameters that vary, by name, or say why the selection cannot be taken."""
     chosen = _matching(model, parameters)
     _check_uniform(chosen)
-    bad = next((name for name, p in chosen.items() if not torch.isfinite(p).all()), None)
+    bad = next((name for name, p in chosen.items() if not torch.isfinite(p.detach()).all()), None)
     if bad is not None:
         msg = f"Parameter {bad!r} holds NaN or Inf: the network cannot have been trained to this state."
         raise ModelError(msg)

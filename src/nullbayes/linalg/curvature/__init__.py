@@ -20,7 +20,7 @@ from nullbayes.linalg.curvature.low_rank import lanczos_pairs as lanczos_pairs
 from nullbayes.linalg.curvature.low_rank import nystrom_pairs as nystrom_pairs
 from nullbayes.linalg.curvature.matrix_free import MatrixFree as MatrixFree
 from nullbayes.linalg.curvature.structured import Diagonal as Diagonal
-from nullbayes.linalg.curvature.structured import Factor as Factor
 from nullbayes.linalg.curvature.structured import Kronecker as Kronecker
+from nullbayes.linalg.curvature.structured import KroneckerBlock as KroneckerBlock
 from nullbayes.linalg.curvature.structured import column_squares as column_squares
 from nullbayes.linalg.curvature.structured import decomposed as decomposed

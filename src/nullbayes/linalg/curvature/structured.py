@@ -62,7 +62,7 @@ def column_squares(rows: Rows) -> Tensor:  # (P,)
     return result.to(rows.dtype)
 
 
-class Factor(NamedTuple):
+class KroneckerBlock(NamedTuple):
     r"""The eigenpairs of a block :math:`B \otimes A`, whose columns are the entries of an (out, in) matrix."""
 
     column: int  # the first of its out * in columns
@@ -92,37 +92,37 @@ class Kronecker(Curvature):
 
     Parameters
     ----------
-    factors : sequence of Factor
+    blocks : sequence of KroneckerBlock
         Blocks on disjoint columns, which together cover all columns.
     """
 
-    def __init__(self, factors: Sequence[Factor]) -> None:
-        self.factors = tuple(factors)
-        self.n_columns = max(factor.where.stop for factor in factors)
-        self.rank = sum(int((factor.values > 0).sum()) for factor in factors)
+    def __init__(self, blocks: Sequence[KroneckerBlock]) -> None:
+        self.blocks = tuple(blocks)
+        self.n_columns = max(block.where.stop for block in blocks)
+        self.rank = sum(int((block.values > 0).sum()) for block in blocks)
 
     def sample(self, noise: Tensor, alpha: float) -> Tensor:
         """Scale the noise in the eigenbasis of each block."""
         result = torch.empty_like(noise)
-        for factor in self.factors:
-            shrunk = factor.turned(noise) / (factor.values + alpha).sqrt()
-            result[:, factor.where] = (factor.left @ shrunk @ factor.right.T).flatten(1)
+        for block in self.blocks:
+            shrunk = block.turned(noise) / (block.values + alpha).sqrt()
+            result[:, block.where] = (block.left @ shrunk @ block.right.T).flatten(1)
         return result
 
     def variance(self, rows: Tensor, alpha: float) -> Tensor:
         """Weight the squares in the eigenbasis of each block."""
-        parts = [(factor.turned(rows).square() / (factor.values + alpha)).sum((1, 2)) for factor in self.factors]
+        parts = [(block.turned(rows).square() / (block.values + alpha)).sum((1, 2)) for block in self.blocks]
         return torch.stack(parts).sum(0)
 
     def spectrum(self) -> tuple[Tensor, Tensor]:
         """Return the products of the eigenvalues of both factors."""
-        return padded(torch.cat([factor.values.flatten() for factor in self.factors]), self.n_columns)
+        return padded(torch.cat([block.values.flatten() for block in self.blocks]), self.n_columns)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the eigenpairs of all blocks, concatenated."""
         names = ("left", "left_values", "right", "right_values")
-        found = {name: torch.cat([getattr(f, name).flatten() for f in self.factors]) for name in names}
-        sizes = [[f.column, len(f.left), len(f.right)] for f in self.factors]
+        found = {name: torch.cat([getattr(f, name).flatten() for f in self.blocks]) for name in names}
+        sizes = [[f.column, len(f.left), len(f.right)] for f in self.blocks]
         return {"sizes": torch.tensor(sizes, device="cpu"), **found}
 
     @classmethod
@@ -134,15 +134,15 @@ class Kronecker(Curvature):
             tensors[name].split([n * n for n in widths]) for name, widths in (("left", outs), ("right", ins))
         )
         left_values, right_values = tensors["left_values"].split(outs), tensors["right_values"].split(ins)
-        factors = [
-            Factor(column, left[i].view(out, out), left_values[i], right[i].view(n, n), right_values[i])
+        blocks = [
+            KroneckerBlock(column, left[i].view(out, out), left_values[i], right[i].view(n, n), right_values[i])
             for i, (column, out, n) in enumerate(sizes)
         ]
-        return cls(factors)
+        return cls(blocks)
 
 
-def decomposed(column: int, left: Tensor, right: Tensor) -> Factor:  # (out, out), (in, in)
+def decomposed(column: int, left: Tensor, right: Tensor) -> KroneckerBlock:  # (out, out), (in, in)
     """Return the eigenpairs of a Kronecker product of two positive semi-definite matrices."""
     left_values, left_vectors = torch.linalg.eigh(left)
     right_values, right_vectors = torch.linalg.eigh(right)
-    return Factor(column, left_vectors, left_values.clamp_min(0.0), right_vectors, right_values.clamp_min(0.0))
+    return KroneckerBlock(column, left_vectors, left_values.clamp_min(0.0), right_vectors, right_values.clamp_min(0.0))
