@@ -1,4 +1,4 @@
-"""How much is computed at a time, in one table per kind of device, and how much memory and work rows need.
+"""How much is computed at a time, in one table per kind of device; what rows need; and how much memory is free.
 
 In the table, a larger number needs more temporary memory; a smaller one leaves the device idle between calls. None of
 them changes a result beyond rounding. Code reads it through :func:`limits`; a test may replace an entry of ``LIMITS``.
@@ -8,11 +8,24 @@ them changes a result beyond rounding. Code reads it through :func:`limits`; a t
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
+
+T = TypeVar("T")
+_SENTENCES = (  # of errors that torch raises as a plain RuntimeError
+    "can't allocate memory",  # the allocator for CPUs
+    "not enough memory",  # the same, on Windows
+    "out of memory",
+    "std::bad_alloc",
+    "STATUS_ALLOC_FAILED",  # cuBLAS, cuSOLVER
+)
 
 Storage = Literal["device", "half", "host", "recompute", "matrix_free"]
 """Where rows are: held on the device, there in half precision, or on the host; formed again in passing; matrix-free."""
@@ -206,3 +219,55 @@ def normal_bytes(n_columns: int, device: torch.device) -> int:
     """Return the temporary bytes to sum and factor a normal matrix: its largest tile with a chunk, or a panel."""
     chunk = limits(device).normal_bytes if device.type == "cuda" else 0  # elsewhere the working bytes count it
     return max(2 * n_columns**2 + chunk, panel_bytes(n_columns, torch.float64, device))
+
+
+# --- free memory ------------------------------------------------------------------------------------------------------
+
+
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that are free on a device, or for the process on the host."""
+    if device.type == "cuda":
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch holds it for us
+        return int(torch.cuda.mem_get_info(device)[0]) + idle
+    candidates = [8 * 2**30]
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        candidates = [int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) * 1024]
+    with contextlib.suppress(OSError, ValueError):  # a container may allow less than the machine has
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        candidates.append(limit - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+    return max(2**28, min(candidates))
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed, on whatever device."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(sentence in str(error) for sentence in _SENTENCES)
+
+
+def give_back() -> None:
+    """Free what nobody refers to any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+@dataclass(frozen=True)
+class OutOfMemory:
+    """The outcome of an attempt for which there was too little memory."""
+
+    error: BaseException
+
+
+def attempt(work: Callable[[], T]) -> T | OutOfMemory:
+    """Return what ``work`` returns; where memory runs out, free all that it held and return the error."""
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        failure = error.with_traceback(None)  # its frames hold what is to be freed
+        failure.__context__ = None
+    give_back()
+    return OutOfMemory(failure)

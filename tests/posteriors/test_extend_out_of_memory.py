@@ -14,7 +14,7 @@ import torch
 
 import nullbayes as nb
 from nullbayes.errors import SettingsError
-from nullbayes.memory import is_out_of_memory
+from nullbayes.limits import is_out_of_memory
 from nullbayes.projectors import Alternating, ExactDual, Krylov
 from support.memory_shortage import (
     DATA,

@@ -21,7 +21,7 @@ import nullbayes as nb
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.jacobian.row_builder import RowBuilder
-from nullbayes.memory import is_out_of_memory
+from nullbayes.limits import is_out_of_memory
 from nullbayes.posteriors import checkpoint
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.projectors import Alternating, ExactDual, Krylov, Lanczos

@@ -29,7 +29,7 @@ from nullbayes.jacobian.batches import (
     to_device,
 )
 from nullbayes.jacobian.loaders import RECIPE, Batch, Stream, as_loader, batch_bytes, check_order, numbered
-from nullbayes.memory import free_memory
+from nullbayes.limits import free_memory
 
 _PROBED_BATCHES = 2  # read twice at the start: a shuffled or augmented batch differs almost certainly
 _KEPT_ON_DEVICE = 2**31  # bytes of data that may be kept on the device

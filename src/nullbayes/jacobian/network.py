@@ -21,7 +21,7 @@ from nullbayes.hashing import fingerprint
 from nullbayes.jacobian.batches import described, leaves, map_leaves, n_examples, same_form, take_examples
 from nullbayes.jacobian.modules import HALF, Places, evaluation_copy, select_parameters, tensors_of, unwrapped
 from nullbayes.jacobian.modules import Selection as Selection
-from nullbayes.memory import is_out_of_memory
+from nullbayes.limits import is_out_of_memory
 from nullbayes.precision import differentiable, plain_recurrence, uncompiled
 from nullbayes.torch_internals import before_compilation
 

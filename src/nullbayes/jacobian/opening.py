@@ -24,7 +24,7 @@ from nullbayes.jacobian.checks import check_derivatives, check_examples, check_o
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, Regression, resolve
-from nullbayes.memory import is_out_of_memory
+from nullbayes.limits import is_out_of_memory
 
 _EXAMPLES_AT_A_TIME = {"cpu": 64, "cuda": 1024}
 _PASSING = {  # operations that move numbers and leave them as they are

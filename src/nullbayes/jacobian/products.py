@@ -21,8 +21,8 @@ from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.few import form_few
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.row_builder import RowBuilder
+from nullbayes.limits import is_out_of_memory
 from nullbayes.linalg.held import HeldBlock
-from nullbayes.memory import is_out_of_memory
 from nullbayes.precision import differentiable, full_precision
 
 _COMPARED = 8  # inputs of each prediction whose rows are compared with plain differentiation

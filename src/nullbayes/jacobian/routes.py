@@ -22,8 +22,8 @@ from nullbayes.jacobian.autograd import RowFunction, gradients, many_gradients, 
 from nullbayes.jacobian.batches import example_dims, map_leaves
 from nullbayes.jacobian.layer_rules import find_layers, summed, with_all_uses
 from nullbayes.jacobian.network import Network
+from nullbayes.limits import is_out_of_memory
 from nullbayes.linalg.pieces import Piece
-from nullbayes.memory import is_out_of_memory
 from nullbayes.precision import differentiable
 
 Range = tuple[int, int]  # columns, from the first to before the last

@@ -16,7 +16,7 @@ from torch import Tensor
 from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.batches import is_array
 from nullbayes.jacobian.network import Network
-from nullbayes.memory import free_memory
+from nullbayes.limits import free_memory
 
 Base = Tensor | Mapping[str, Tensor] | Callable[[int, torch.Generator], Tensor | Mapping[str, Tensor]]
 PROBES = 8  # isotropic vectors that measure the null space when the base distribution is another

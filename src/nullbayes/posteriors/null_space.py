@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import FileError, NotFittedError, SettingsError
-from nullbayes.memory import OutOfMemory, attempt
+from nullbayes.limits import OutOfMemory, attempt
 from nullbayes.posteriors import fitting
 from nullbayes.posteriors.arguments import Base, Noise, data_and_count, lost, whole
 from nullbayes.posteriors.base import SamplePosterior

@@ -22,8 +22,7 @@ from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.likelihoods import Likelihood, LossFn
-from nullbayes.limits import Storage
-from nullbayes.memory import OutOfMemory, attempt
+from nullbayes.limits import OutOfMemory, Storage, attempt
 from nullbayes.posteriors.arguments import host_memory_bytes, memory_limit_bytes
 from nullbayes.posteriors.promise import SAMPLES, split
 from nullbayes.projectors import Plan, Projector, choose, least_bytes

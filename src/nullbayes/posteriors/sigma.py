@@ -23,10 +23,10 @@ from nullbayes.errors import warn
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.likelihoods import Likelihood, Regression
+from nullbayes.limits import free_memory
 from nullbayes.linalg.lanczos import gauss_rule
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
-from nullbayes.memory import free_memory
 
 _DENSE = 3_000  # size of the smaller side of the rows up to which all eigenvectors are computed
 _PROBES, _STEPS = 4, 64  # of the quadrature for larger rows

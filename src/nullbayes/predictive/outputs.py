@@ -32,7 +32,7 @@ from nullbayes.jacobian.loaders import as_loader, check_order
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Classification, Likelihood
-from nullbayes.memory import give_back, is_out_of_memory
+from nullbayes.limits import give_back, is_out_of_memory
 from nullbayes.predictive.prediction import Prediction
 
 PRED_TYPES = ("linearized", "sampled")
