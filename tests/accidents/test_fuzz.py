@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import nullbayes as nb
 from nullbayes import io
-from nullbayes.errors import FileError, InputError
+from nullbayes.errors import FileError, InputError, NullBayesWarning
 from support.models import MLP
 from support.posterior_files import rewritten
 from support.posterior_fits import X_NEW, fit_mlp
@@ -31,7 +32,11 @@ def predicts_or_is_refused(path: Path) -> bool:
     except FileError:
         return False
     try:
-        assert posterior.predict(X_NEW).mean.shape == (4, 3)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", NullBayesWarning
+            )  # of a variance that a tiny prior precision makes infinite
+            assert posterior.predict(X_NEW).mean.shape == (4, 3)
     except InputError:  # a file may be made to say that the network had other inputs
         return False
     assert str(posterior.report)
