@@ -59,10 +59,23 @@ class SCOD(Baseline):
 
     Parameters
     ----------
-    model, likelihood, parameters, prior_precision, batch_fn, output_fn
-        See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "regression" and others.
     memory_budget : int
-        How many vectors the sketch has; see :class:`LanczosLaplace <nullbayes.baselines.LanczosLaplace>`.
+        How many vectors of the size of the parameters the sketch has, and the memory holds.
+    parameters, prior_precision, batch_fn, output_fn : optional
+        Which parameters vary, the precision of the prior (1), and how to read batches and outputs. All are described
+        at :class:`Baseline <nullbayes.baselines.Baseline>`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    >>> noise = nb.likelihoods.Regression(sigma_noise=1.0)
+    >>> posterior = nb.baselines.SCOD(model, noise, memory_budget=10).fit(x[:1], torch.zeros(1, 1))
+    >>> posterior.ood_score(x)
+    tensor([0.6667, 2.0000])
     """
 
     _method = _Sketch()
