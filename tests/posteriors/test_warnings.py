@@ -20,7 +20,7 @@ from support.posterior_fits import each_kind, fit_mlp
 def test_samples_that_do_not_converge_are_warned_of_at_the_line_of_the_user(kind: type) -> None:
     with pytest.warns(ConvergenceWarning) as caught:
         fit_mlp(kind, projector=Alternating(4, 1e-9, max_sweeps=2))
-    assert {warning.filename.rpartition("/")[2] for warning in caught} == {"fitting.py"}  # of the tests
+    assert {warning.filename.rpartition("/")[2] for warning in caught} == {"posterior_fits.py"}
     posterior = kind(MLP.build(), prior_precision=1.0)
     with pytest.warns(ConvergenceWarning) as caught:
         posterior.fit([CLASSIFICATION.data()], 3, projector=Alternating(4, 1e-9, max_sweeps=2), progress=False)
