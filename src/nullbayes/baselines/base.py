@@ -45,8 +45,6 @@ class Baseline(SamplePosterior):
 
     Examples
     --------
-    All baselines are used in the same way; :class:`Method` shows how to write another:
-
     >>> import nullbayes as nb
     >>> model, x, y = torch.nn.Linear(4, 3), torch.eye(4), torch.tensor([0, 1, 2, 0])
     >>> for kind in (nb.baselines.DiagonalLaplace, nb.baselines.LanczosLaplace):
@@ -107,9 +105,9 @@ class Baseline(SamplePosterior):
             The training data, unshuffled and without augmentation: ``fit(loader)``; see ``nb.evaluation_loader``. Or
             the inputs, as a tensor or an array: ``fit(x, y)``.
         targets : Tensor or array, optional
-            The targets of those inputs. A number in their place is ``n_samples``: ``fit(loader, 50)``.
+            The targets of those inputs.
         n_samples : int
-            The number of samples for predictions.
+            The number of samples for predictions; ``fit(loader, 50)`` or ``fit(x, y, 50)``.
         generator : torch.Generator, optional
             The same seed gives the same samples, on any device.
         memory_limit : int or str, optional

@@ -42,10 +42,10 @@ class KroneckerLaplace(Baseline):
     Parameters
     ----------
     model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "regression" and others.
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary (leave out those of other layers), the precision of the prior (1), and how to read batches
-        and outputs. All are described at :class:`Baseline <nullbayes.baselines.Baseline>`.
+        Which parameters vary, by name (leave out those of other layers); the precision of the Gaussian prior (1.0);
+        functions that read batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
 
     Examples
     --------

@@ -99,14 +99,14 @@ class DiagonalLaplace(Baseline):
     Parameters
     ----------
     model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "regression" and others.
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary, the precision of the prior (1), and how to read batches and outputs. All are described
-        at :class:`Baseline <nullbayes.baselines.Baseline>`.
+        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0); functions that read
+        batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
 
     Examples
     --------
-    The training input is (1, 1). Its opposite in the second number has the same variance, without correlations:
+    The training input determines the sum of two weights, which a diagonal cannot tell from their difference:
 
     >>> import torch
     >>> import nullbayes as nb
@@ -158,13 +158,15 @@ class LinearizedLaplace(Baseline):
     Parameters
     ----------
     model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "regression" and others.
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary, the precision of the prior (1), and how to read batches and outputs. All are described
-        at :class:`Baseline <nullbayes.baselines.Baseline>`.
+        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0); functions that read
+        batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
 
     Examples
     --------
+    The training input determines the sum of two weights, not their difference:
+
     >>> import torch
     >>> import nullbayes as nb
     >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
@@ -183,12 +185,12 @@ class LastLayerLaplace(Baseline):
     Parameters
     ----------
     model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "regression" and others.
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     parameters : optional
         Which parameters vary: by default those of the ``nn.Linear`` that the network calls last.
     prior_precision, batch_fn, output_fn : optional
-        The precision of the prior (1), and how to read batches and outputs. All are described at
-        :class:`Baseline <nullbayes.baselines.Baseline>`.
+        The precision of the Gaussian prior (1.0); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
 
     Examples
     --------
@@ -223,13 +225,13 @@ class LanczosLaplace(Baseline):
     Parameters
     ----------
     model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "regression" and others.
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     memory_budget : int
         How many numbers may be held, as a multiple of the number of parameters. The paper takes 300 for all methods
         with such a budget.
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary, the precision of the prior (1), and how to read batches and outputs. All are described
-        at :class:`Baseline <nullbayes.baselines.Baseline>`.
+        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0); functions that read
+        batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
 
     Examples
     --------

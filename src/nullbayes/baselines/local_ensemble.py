@@ -70,17 +70,19 @@ class LocalEnsemble(Baseline):
     Parameters
     ----------
     model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "regression" and others.
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     memory_budget : int
         How many eigenvectors of the size of the parameters to find and to hold in memory.
     parameters, batch_fn, output_fn : optional
-        Which parameters vary, and how to read batches and outputs. All are described at
-        :class:`Baseline <nullbayes.baselines.Baseline>`.
+        Which parameters vary, by name (all by default); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
     prior_precision : float
         Leave it out: there is no prior.
 
     Examples
     --------
+    The gradient at the training input scores zero, and one orthogonal to it scores its own length:
+
     >>> import torch
     >>> import nullbayes as nb
     >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
@@ -189,7 +191,7 @@ class SketchedLanczos(Baseline):
     Parameters
     ----------
     model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "regression" and others.
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     memory_budget : int
         How many numbers may be held, as a multiple of the number of parameters: rank times sketch size.
     rank : int, optional
@@ -197,8 +199,8 @@ class SketchedLanczos(Baseline):
     sketch_size : int, optional
         How many numbers each vector is sketched to; by default as many as the rank leaves of the budget.
     parameters, batch_fn, output_fn : optional
-        Which parameters vary, and how to read batches and outputs. All are described at
-        :class:`Baseline <nullbayes.baselines.Baseline>`.
+        Which parameters vary, by name (all by default); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
     prior_precision : float
         Leave it out: there is no prior.
 

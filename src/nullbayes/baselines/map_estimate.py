@@ -77,10 +77,10 @@ class MAP(Baseline):
     Parameters
     ----------
     model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "regression" and others.
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     parameters, batch_fn, output_fn : optional
-        Which parameters vary, and how to read batches and outputs. All are described at
-        :class:`Baseline <nullbayes.baselines.Baseline>`.
+        Which parameters vary, by name (all by default); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
     prior_precision : float
         Leave it out: there is no prior.
 

@@ -93,10 +93,10 @@ class LossProjectedPosterior(NullSpacePosterior):
     Parameters
     ----------
     model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "regression" and others.
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary, the scale of the samples, and how to read batches and outputs. All are described at
-        :class:`ProjectedPosterior`.
+        Which parameters vary, by name (all by default); the scale of the samples ("auto"); functions that read batches
+        and outputs. See :class:`ProjectedPosterior` for details.
 
     Examples
     --------
