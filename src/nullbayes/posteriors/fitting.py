@@ -1,7 +1,8 @@
 """One fit from top to bottom: open the data, plan, try, build, draw, measure.
 
 The functions take and return values. What a fit builds on the training data is :class:`Prepared`; what it measures is
-:class:`Measured <nullbayes.posteriors.measured.Measured>`, which the posterior reports. ``prepare`` is a method.
+:class:`Measured <nullbayes.posteriors.measured.Measured>`, which the posterior reports. ``prepare`` is
+a method of a posterior.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from nullbayes.posteriors.plan import FitPlan, FitRequest, make_plan, within_mem
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
 from nullbayes.posteriors.sigma import with_noise
-from nullbayes.precision import full_precision
 from nullbayes.projectors import Outcome, Projector
 
 P = TypeVar("P")
@@ -116,7 +116,6 @@ def build(request: FitRequest, plan: FitPlan, meter: Meter) -> Prepared:
     return Prepared(request, plan, jacobian, rows, state)
 
 
-@full_precision()
 def prepare(
     self: P,
     loader: Any,

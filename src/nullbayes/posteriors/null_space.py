@@ -187,7 +187,7 @@ class NullSpacePosterior(SamplePosterior):
             msg = f"{refusal} The posterior keeps the {self.n_samples} samples that it has.{again}"
             raise SettingsError(msg) from error
 
-    prepare = fitting.prepare
+    prepare = full_precision()(fitting.prepare)
 
     def release(self) -> Self:
         """Free training data, rows and projector; predictions stay, ``extend`` and exact variances need ``prepare``."""
