@@ -42,6 +42,15 @@ class Baseline(SamplePosterior):
         Turns a batch of the loader into ``(inputs, targets)``.
     output_fn : callable, optional
         Takes the outputs out of what the model returns; by default its only tensor, or that called "logits".
+
+    Examples
+    --------
+    >>> import nullbayes as nb
+    >>> model, x, y = torch.nn.Linear(4, 3), torch.eye(4), torch.tensor([0, 1, 2, 0])
+    >>> for kind in (nb.baselines.DiagonalLaplace, nb.baselines.LanczosLaplace):
+    ...     kind(model, prior_precision=10.0).fit(x, y).ood_score(x).shape
+    torch.Size([4])
+    torch.Size([4])
     """
 
     _header_fields: ClassVar[Fields] = {"seed": count, "settings": lambda value: isinstance(value, dict)}
@@ -93,18 +102,17 @@ class Baseline(SamplePosterior):
         Parameters
         ----------
         loader : iterable of batches, or all inputs
-            The training data, unshuffled and without augmentation: ``fit(loader)``.
-            :func:`nb.evaluation_loader <nullbayes.evaluation_loader>` makes such a loader from one that was made for
-            training. Or the inputs, as a tensor or an array: ``fit(x, y)``.
+            The training data, unshuffled and without augmentation: ``fit(loader)``; see ``nb.evaluation_loader``. Or
+            the inputs, as a tensor or an array: ``fit(x, y)``.
         targets : Tensor or array, optional
-            The targets of those inputs. A number in their place is ``n_samples``: ``fit(loader, 50)``.
+            The targets of those inputs.
         n_samples : int
-            The number of samples for predictions.
+            The number of samples for predictions; ``fit(loader, 50)`` or ``fit(x, y, 50)``.
         generator : torch.Generator, optional
             The same seed gives the same samples, on any device.
         memory_limit : int or str, optional
-            How much memory to use beside the model and the data: bytes, or a string such as "8GB". By default 60 % of
-            what is free, 85 % on a GPU.
+            Bytes, or a string such as "8GB", to be used beside the model and the data; default 60 % of what is free,
+            85 % on a GPU.
         progress : bool
             Show a progress bar, on a terminal.
 
@@ -191,7 +199,7 @@ class Baseline(SamplePosterior):
         link_approx: str | None = None,
         mask: Mask = None,
     ) -> Prediction:
-        """Predict for inputs, or for a loader of them; see :meth:`SamplePosterior.predict`.
+        """Predict for inputs, or for a loader of them; see :meth:`ProjectedPosterior.predict`.
 
         The default of ``pred_type`` is "linearized", and "sampled" for methods whose samples are networks themselves.
         Methods that are only a score refuse.
@@ -218,7 +226,7 @@ class Baseline(SamplePosterior):
         """Return a score per input, which is higher for inputs unlike the training data.
 
         ``kind`` is one of the scores of the method, by default its own where it has one: see the class. The rest is
-        as for :meth:`SamplePosterior.ood_score`.
+        as for :meth:`ProjectedPosterior.ood_score`.
         """
         kinds = self._method.scores
         kind = kinds[0] if kind is None else kind

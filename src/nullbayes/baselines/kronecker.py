@@ -39,8 +39,23 @@ class _Kronecker(Laplace):
 class KroneckerLaplace(Baseline):
     """Laplace approximation with Kronecker factors of each layer, for linear and two-dimensional convolution layers.
 
-    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`. Leave out layers of other kinds by
-    ``parameters``.
+    Parameters
+    ----------
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
+    parameters, prior_precision, batch_fn, output_fn : optional
+        Which parameters vary, by name (leave out those of other layers); the precision of the Gaussian prior (1.0);
+        functions that read batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    >>> posterior = nb.baselines.KroneckerLaplace(model, nb.likelihoods.Regression(sigma_noise=1.0))
+    >>> posterior = posterior.fit(x[:1], torch.zeros(1, 1))
+    >>> posterior.functional_variance(x, exact=True).flatten()
+    tensor([0.6667, 2.0000])
     """
 
     _method = _Kronecker()

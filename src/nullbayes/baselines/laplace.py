@@ -96,7 +96,25 @@ class _Diagonal(Laplace):
 class DiagonalLaplace(Baseline):
     """Laplace approximation in which parameters vary independently: one pass over the data, one number per parameter.
 
-    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    Parameters
+    ----------
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
+    parameters, prior_precision, batch_fn, output_fn : optional
+        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0); functions that read
+        batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+
+    Examples
+    --------
+    The training input determines the sum of two weights, which a diagonal cannot tell from their difference:
+
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    >>> noise = nb.likelihoods.Regression(sigma_noise=1.0)
+    >>> posterior = nb.baselines.DiagonalLaplace(model, noise).fit(x[:1], torch.zeros(1, 1))
+    >>> posterior.functional_variance(x, exact=True).flatten()
+    tensor([1., 1.])
     """
 
     _method = _Diagonal()
@@ -135,8 +153,27 @@ class _Full(Laplace):
 class LinearizedLaplace(Baseline):
     """Full-covariance Laplace (Immer et al. 2021), exact where a matrix of rows or of columns fits in memory.
 
-    Where neither fits, conjugate gradients compute the samples. It takes the parameters of
-    :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    Where neither fits, conjugate gradients compute the samples.
+
+    Parameters
+    ----------
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
+    parameters, prior_precision, batch_fn, output_fn : optional
+        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0); functions that read
+        batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+
+    Examples
+    --------
+    The training input determines the sum of two weights, not their difference:
+
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    >>> noise = nb.likelihoods.Regression(sigma_noise=1.0)
+    >>> posterior = nb.baselines.LinearizedLaplace(model, noise).fit(x[:1], torch.zeros(1, 1))
+    >>> posterior.functional_variance(x, exact=True).flatten()
+    tensor([0.6667, 2.0000])
     """
 
     _method = _Full()
@@ -145,8 +182,24 @@ class LinearizedLaplace(Baseline):
 class LastLayerLaplace(Baseline):
     """Full-covariance Laplace in which only the last layer varies (Daxberger et al. 2021).
 
-    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`. By default the ``parameters`` that
-    vary are those of the ``nn.Linear`` that the network calls last.
+    Parameters
+    ----------
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
+    parameters : optional
+        Which parameters vary: by default those of the ``nn.Linear`` that the network calls last.
+    prior_precision, batch_fn, output_fn : optional
+        The precision of the Gaussian prior (1.0); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    >>> posterior = nb.baselines.LastLayerLaplace(model).fit(torch.eye(4), torch.tensor([0, 1, 2, 0]))
+    >>> sorted(posterior.sample(1)), posterior.report.n_parameters
+    (['2.bias', '2.weight'], 27)
     """
 
     _method = _Full(last_layer=True)
@@ -171,11 +224,26 @@ class LanczosLaplace(Baseline):
 
     Parameters
     ----------
-    model, likelihood, parameters, prior_precision, batch_fn, output_fn
-        See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     memory_budget : int
         How many numbers may be held, as a multiple of the number of parameters. The paper takes 300 for all methods
         with such a budget.
+    parameters, prior_precision, batch_fn, output_fn : optional
+        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0); functions that read
+        batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    >>> noise = nb.likelihoods.Regression(sigma_noise=1.0)
+    >>> posterior = nb.baselines.LanczosLaplace(model, noise, memory_budget=10).fit(x[:1], torch.zeros(1, 1))
+    >>> posterior.functional_variance(x, exact=True).flatten()
+    tensor([0.6667, 2.0000])
+    >>> posterior.report.rank
+    1
     """
 
     _method = _Lanczos()

@@ -69,10 +69,27 @@ class LocalEnsemble(Baseline):
 
     Parameters
     ----------
-    model, likelihood, parameters, batch_fn, output_fn
-        See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     memory_budget : int
-        How many eigenvectors to find; see :class:`LanczosLaplace <nullbayes.baselines.LanczosLaplace>`.
+        How many eigenvectors of the size of the parameters to find and to hold in memory.
+    parameters, batch_fn, output_fn : optional
+        Which parameters vary, by name (all by default); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+    prior_precision : float
+        Leave it out: there is no prior.
+
+    Examples
+    --------
+    The gradient at the training input scores zero, and one orthogonal to it scores its own length:
+
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    >>> noise = nb.likelihoods.Regression(sigma_noise=1.0)
+    >>> posterior = nb.baselines.LocalEnsemble(model, noise, memory_budget=10).fit(x[:1], torch.zeros(1, 1))
+    >>> posterior.ood_score(x).round(decimals=4)
+    tensor([0.0000, 1.4142])
     """
 
     _method = _Outside()
@@ -173,14 +190,29 @@ class SketchedLanczos(Baseline):
 
     Parameters
     ----------
-    model, likelihood, parameters, batch_fn, output_fn
-        See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     memory_budget : int
-        See :class:`LanczosLaplace <nullbayes.baselines.LanczosLaplace>`; rank times sketch size stays within it.
+        How many numbers may be held, as a multiple of the number of parameters: rank times sketch size.
     rank : int, optional
         The number of Lanczos vectors; by default ten thirds of the budget.
     sketch_size : int, optional
         How many numbers each vector is sketched to; by default as many as the rank leaves of the budget.
+    parameters, batch_fn, output_fn : optional
+        Which parameters vary, by name (all by default); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+    prior_precision : float
+        Leave it out: there is no prior.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    >>> noise = nb.likelihoods.Regression(sigma_noise=1.0)
+    >>> posterior = nb.baselines.SketchedLanczos(model, noise, memory_budget=10).fit(x[:1], torch.zeros(1, 1))
+    >>> posterior.ood_score(x).round(decimals=4)  # squared lengths
+    tensor([0., 2.])
     """
 
     _method = _SketchedLanczos()

@@ -72,8 +72,26 @@ class MAP(Baseline):
     """The trained network, without any variance.
 
     The scores are "max_softmax" (one minus the largest probability; for several labels or positions, the mean over
-    them), "max_logit" (minus the largest logit) and "entropy". It takes the parameters of
-    :class:`Baseline <nullbayes.baselines.base.Baseline>`, but has no prior precision.
+    them), "max_logit" (minus the largest logit) and "entropy".
+
+    Parameters
+    ----------
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
+    parameters, batch_fn, output_fn : optional
+        Which parameters vary, by name (all by default); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+    prior_precision : float
+        Leave it out: there is no prior.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model = nb.as_module(lambda p, x: x * p["w"], {"w": torch.ones(2)})
+    >>> x = torch.tensor([[3.0, -3.0], [0.0, 0.0]])
+    >>> nb.baselines.MAP(model).fit(x, torch.tensor([0, 1])).ood_score(x, "max_softmax")
+    tensor([0.0025, 0.5000])
     """
 
     _method = _Network()

@@ -118,8 +118,28 @@ class _Trained(Members):
 class DeepEnsemble(Baseline):
     """Networks trained from different starts (Lakshminarayanan, Pritzel and Blundell 2017), whose mean predicts.
 
-    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`, but has no prior precision. The
-    model gives the structure of the members and is what ``check_fit`` compares with; it is not a member itself.
+    The model gives the structure of the members and is what ``check_fit`` compares with; it is not a member itself.
+
+    Parameters
+    ----------
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
+    parameters, batch_fn, output_fn : optional
+        Which parameters vary, by name (all by default); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+    prior_precision : float
+        Leave it out: there is no prior.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> def train(seed):
+    ...     return torch.nn.Linear(2, 3)  # and train it, with that seed
+    >>> x, y = torch.eye(2), torch.tensor([0, 2])
+    >>> posterior = nb.baselines.DeepEnsemble(torch.nn.Linear(2, 3)).fit(x, y, n_samples=5, train=train)
+    >>> posterior.predict(x).samples.shape
+    torch.Size([5, 2, 3])
     """
 
     _method = _Trained()
@@ -141,6 +161,11 @@ class DeepEnsemble(Baseline):
             See :meth:`Baseline.fit`; the data are checked against the likelihood, and ``train`` brings its own.
         train : callable (seed) -> nn.Module
             Returns a network of the model's structure, newly trained with that seed.
+
+        Returns
+        -------
+        DeepEnsemble
+            The posterior itself.
         """
         learn = self._method.fit if train is None else functools.partial(_train, train)
         return self._fit(learn, loader, targets, n_samples, **options)

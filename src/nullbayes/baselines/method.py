@@ -113,7 +113,25 @@ class Method(ABC, Generic[State]):
     """How a baseline approximates; abstract. A subclass is a frozen dataclass whose fields are its settings.
 
     ``fit`` returns the state that everything else starts from. A file holds the settings, and of the state what
-    ``tensors`` returns. The attributes say what the method can do.
+    ``tensors`` returns. The class attributes say what the method can do.
+
+    Examples
+    --------
+    The same variance for every parameter, whatever the data, as a method and as the posterior around it:
+
+    >>> import nullbayes as nb
+    >>> class Isotropic(nb.baselines.Method):
+    ...     def fit(self, context):
+    ...         return Learned((), rank=None, reason="noise of the prior")
+    ...
+    ...     def deviations(self, state, network, seed, n_samples, alpha):
+    ...         generator = torch.Generator().manual_seed(seed)
+    ...         return torch.randn(n_samples, network.n_parameters, generator=generator) / alpha**0.5
+    >>> class IsotropicNoise(nb.baselines.Baseline):
+    ...     _method = Isotropic()
+    >>> posterior = IsotropicNoise(torch.nn.Linear(4, 2), prior_precision=100.0)
+    >>> posterior.fit(torch.eye(4), torch.tensor([0, 1, 0, 1])).predict(torch.eye(4))
+    Prediction(mean (4, 2), variance (4, 2), probs (4, 2), samples (30, 4, 2))
     """
 
     hessian: ClassVar[bool] = True  # scale the rows of the fit by a root of the likelihood's Hessian
@@ -204,6 +222,14 @@ class BaselineReport:
         The time of each phase.
     peak_memory : int or None
         In bytes; None where the system does not tell.
+
+    Examples
+    --------
+    >>> import nullbayes as nb
+    >>> model, x, y = torch.nn.Linear(4, 3), torch.eye(4), torch.tensor([0, 1, 2, 0])
+    >>> report = nb.baselines.LinearizedLaplace(model).fit(x, y, n_samples=10).report
+    >>> report.method, report.reason, report.n_data, report.n_parameters, report.n_samples, report.prior_precision
+    ('LinearizedLaplace', 'all parameters, factored', 4, 15, 10, 1.0)
     """
 
     method: str

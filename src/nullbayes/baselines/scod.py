@@ -59,10 +59,23 @@ class SCOD(Baseline):
 
     Parameters
     ----------
-    model, likelihood, parameters, prior_precision, batch_fn, output_fn
-        See :class:`Baseline <nullbayes.baselines.base.Baseline>`.
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     memory_budget : int
-        How many vectors the sketch has; see :class:`LanczosLaplace <nullbayes.baselines.LanczosLaplace>`.
+        How many vectors of the size of the parameters the sketch has, and the memory holds.
+    parameters, prior_precision, batch_fn, output_fn : optional
+        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0); functions that read
+        batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+    >>> noise = nb.likelihoods.Regression(sigma_noise=1.0)
+    >>> posterior = nb.baselines.SCOD(model, noise, memory_budget=10).fit(x[:1], torch.zeros(1, 1))
+    >>> posterior.ood_score(x)
+    tensor([0.6667, 2.0000])
     """
 
     _method = _Sketch()

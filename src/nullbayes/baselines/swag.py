@@ -73,7 +73,27 @@ class _Iterates(Members):
 class SWAG(Baseline):
     """A Gaussian around the mean of SGD's iterates, with a diagonal and a low-rank part.
 
-    It takes the parameters of :class:`Baseline <nullbayes.baselines.base.Baseline>`, but has no prior precision.
+    Parameters
+    ----------
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
+    parameters, batch_fn, output_fn : optional
+        Which parameters vary, by name (all by default); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+    prior_precision : float
+        Leave it out: there is no prior.
+
+    Examples
+    --------
+    Iterates that were kept during training, as state dictionaries:
+
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(2, 1, bias=False), torch.eye(2)
+    >>> iterates = [{"weight": torch.tensor([[1.0, w]])} for w in (-1.0, 0.0, 1.0)]
+    >>> posterior = nb.baselines.SWAG(model, "regression").fit(x, torch.zeros(2, 1), train=iterates)
+    >>> posterior.moments.mean, posterior.moments.variance
+    (tensor([1., 0.], dtype=torch.float64), tensor([0.0000, 0.6667], dtype=torch.float64))
     """
 
     _method = _Iterates()
@@ -103,6 +123,11 @@ class SWAG(Baseline):
             The number of epochs; the paper takes 20.
         rank : int
             How many of the last deviations to keep.
+
+        Returns
+        -------
+        SWAG
+            The posterior itself.
         """
         if rank < 2 or n_models < 2:
             msg = f"rank and n_models must be at least 2 to speak of a covariance, not {rank} and {n_models}."

@@ -66,6 +66,17 @@ class Rows(ABC):
     working_bytes : int
         Temporary memory while rows are formed or multiplied, not counting stored rows, vectors and results. It sets how
         many rows are formed or multiplied at a time. Settable.
+
+    Examples
+    --------
+    All rows multiply vectors, and their transpose does; vectors lie in rows:
+
+    >>> import nullbayes as nb
+    >>> rows: Rows = nb.DenseRows(torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 1.0]]))
+    >>> rows.mv(torch.ones(1, 3)), rows.rmv(torch.ones(1, 2))
+    (tensor([[6., 1.]]), tensor([[1., 2., 4.]]))
+    >>> [block.gram(torch.float64).shape for where, block in rows.blocks(block_rows=1)]
+    [torch.Size([1, 1]), torch.Size([1, 1])]
     """
 
     n_rows: int

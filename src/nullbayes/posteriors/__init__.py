@@ -18,7 +18,7 @@ from nullbayes.posteriors.base import SamplePosterior as SamplePosterior
 from nullbayes.posteriors.checkpoint import KIND as _CHECKPOINT
 from nullbayes.posteriors.files import from_file
 from nullbayes.posteriors.header import altered, check_header
-from nullbayes.posteriors.predictions import FitCheck as FitCheck
+from nullbayes.posteriors.measured import FitCheck as FitCheck
 from nullbayes.posteriors.projected import LossProjectedPosterior as LossProjectedPosterior
 from nullbayes.posteriors.projected import ProjectedPosterior as ProjectedPosterior
 from nullbayes.posteriors.report import FitReport as FitReport
@@ -45,9 +45,31 @@ def load(
     batch_fn, output_fn : callable, optional
         As when it was fitted.
 
+    Returns
+    -------
+    SamplePosterior
+        A posterior of the class that was saved. It predicts at once; to ``extend`` it, ``prepare`` it first.
+
+    Raises
+    ------
+    FileError
+        If the file is damaged, was altered, or belongs to a model with other parameters.
+
     Notes
     -----
     A posterior of a class of your own can be loaded once the module that defines the class has been imported.
+
+    Examples
+    --------
+    >>> import tempfile, torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(4, 2, bias=False), torch.eye(4)
+    >>> posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:2], torch.tensor([0, 1]))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     posterior.save(f"{folder}/posterior.safetensors")
+    ...     loaded = nb.load(f"{folder}/posterior.safetensors", model)
+    >>> loaded, bool((loaded.directions == posterior.directions).all())
+    (ProjectedPosterior(classification, 8 parameters, 30 samples), True)
     """
     asked = None if likelihood is None else resolve(likelihood)
     if not isinstance(model, nn.Module):

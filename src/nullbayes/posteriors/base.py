@@ -6,7 +6,6 @@ precision can change at no cost. A method provides the directions; nothing here 
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
@@ -20,29 +19,16 @@ from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors import files, predictions, scale
 from nullbayes.posteriors.arguments import check_precision, positive, whole
 from nullbayes.posteriors.header import Fields
-from nullbayes.precision import full_precision
-from nullbayes.predictive import Mask, Prediction, default_link, score
-
-_CHUNK = 8192  # examples times samples in memory at a time
+from nullbayes.predictive import Mask, Prediction, default_link, score, warn_of_padding
 
 
 class SamplePosterior(ABC):
-    """A network and a set of directions around its parameters.
+    """A network and a set of directions around its parameters; abstract: a subclass says how to ``fit``.
 
     Parameters
     ----------
-    model : nn.Module
-        The trained network; it is never changed.
-    likelihood : str, Likelihood or callable
-        "classification", "binary", "multilabel", "regression", or a per-example loss.
-    parameters : None, str, iterable of str, or callable
-        Which parameters vary: names, globs, or a predicate (name, parameter).
-    prior_precision : "auto", "optimal", "paper" or float
-        See the property of that name.
-    batch_fn : callable, optional
-        Turns a batch of the loader into ``(inputs, targets)``.
-    output_fn : callable, optional
-        Takes the outputs out of what the model returns; by default its only tensor, or that called "logits".
+    model, likelihood, parameters, prior_precision, batch_fn, output_fn
+        As for :class:`ProjectedPosterior <nullbayes.ProjectedPosterior>`.
     """
 
     _fewest = 2  # samples that a file may hold: as many as a variance needs
@@ -114,24 +100,21 @@ class SamplePosterior(ABC):
         return self.directions[:n_samples]
 
     def sample(self, n: int | None = None) -> dict[str, Tensor]:
-        """Return the parameters of the first ``n`` samples by name, stacked: (n, *shape) each."""
+        """Return the parameters of samples, for ``torch.func.functional_call`` for example.
+
+        Parameters
+        ----------
+        n : int, optional
+            Only those of the first ``n`` samples.
+
+        Returns
+        -------
+        dict of Tensor (n, ...)
+            The parameters that vary, by name, stacked over samples: ``n`` times as much memory as they take.
+        """
         return self._network.unflatten(self._network.theta + self._deviations(n, least=1))
 
-    @contextlib.contextmanager
-    def sampled_parameters(self, i: int) -> Iterator[nn.Module]:
-        """Put sample ``i`` into the user's model during a ``with`` block; the trained parameters return after it.
-
-        Examples
-        --------
-        >>> with posterior.sampled_parameters(0) as model:  # doctest: +SKIP
-        ...     outputs = model(x)
-        """
-        if not -self.n_samples <= whole(i, "i") < self.n_samples:
-            msg = f"There is no sample {i}: there are {self.n_samples}."
-            raise SettingsError(msg)
-        self._network.check_unchanged()
-        with predictions.replaced(self._network.model, self._sampled_tensors(i)) as model:
-            yield model
+    sampled_parameters = predictions.sampled_parameters
 
     def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
         """Return the tensors of the model that sample ``i`` replaces."""
@@ -146,13 +129,23 @@ class SamplePosterior(ABC):
     def _scored(self, prediction: Prediction, kind: str, per: str, mask: Mask) -> Tensor:
         """Return the score of a prediction; warn where padding may be in it."""
         if mask is None and per == "input":
-            predictions.warn_of_padding(self._likelihood, prediction)
+            warn_of_padding(self._likelihood, prediction)
         return score(prediction, self._likelihood, kind, per)
 
     def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)
-        r"""Return the variance of the linearized outputs for inputs ``x`` as in :meth:`predict`.
+        r"""Return the variance of the linearized outputs.
 
-        With ``exact`` it is :math:`J(x) \Sigma J(x)^\top` without Monte Carlo error, where a method can compute that.
+        Parameters
+        ----------
+        x : as for :meth:`predict`
+            The inputs.
+        exact : bool
+            Return :math:`J(x) \Sigma J(x)^\top` without Monte Carlo error. Methods that cannot compute it refuse.
+
+        Returns
+        -------
+        Tensor (N, ...)
+            One variance per output.
         """
         if exact:
             msg = f"{type(self).__name__} has no exact functional variance: use exact=False."
@@ -168,15 +161,7 @@ class SamplePosterior(ABC):
         """Return the network's outputs (N, ...), the centred changes at precision 1 (S, N, ...), and the targets."""
         return predictions.evaluate(self._network, self._likelihood, self._batch_fn, loader, self.directions)
 
-    @full_precision()
-    def check_fit(self, loader: Any, targets: Any = None) -> predictions.FitCheck:
-        """Measure how far predictions, their likelihood and accuracy moved from the network's own on some data.
-
-        The data come as a loader, in any order, or as inputs and targets.
-        """
-        outputs, changes, labels = self._evaluate(loader if targets is None else (loader, targets))
-        changes = changes / self.prior_precision**0.5
-        return predictions.check_fit(self._likelihood, outputs, changes, labels, self._link)
+    check_fit = predictions.check_fit
 
     # --- scale --------------------------------------------------------------------------------------------------------
 

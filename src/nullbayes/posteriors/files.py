@@ -28,6 +28,11 @@ def save(self: Any, path: str | os.PathLike[str]) -> None:
     """Write samples, settings and a fingerprint of the model to a safetensors file, without the model itself.
 
     The file is written atomically: an earlier one stays until the new one is complete. A symbolic link is kept.
+
+    Parameters
+    ----------
+    path : path
+        The file. It takes about as many bytes as the parameters that vary, times the number of samples.
     """
     self._check_fitted()
     self._network.check_unchanged()

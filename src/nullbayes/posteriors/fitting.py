@@ -1,7 +1,8 @@
 """One fit from top to bottom: open the data, plan, try, build, draw, measure.
 
 The functions take and return values. What a fit builds on the training data is :class:`Prepared`; what it measures is
-:class:`Measured <nullbayes.posteriors.report.Measured>`, which the posterior reports.
+:class:`Measured <nullbayes.posteriors.measured.Measured>`, which the posterior reports. ``prepare`` is
+a method of a posterior.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +29,9 @@ from nullbayes.posteriors.plan import FitPlan, FitRequest, make_plan, within_mem
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
 from nullbayes.posteriors.sigma import with_noise
-from nullbayes.projectors import Outcome
+from nullbayes.projectors import Outcome, Projector
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,41 @@ def build(request: FitRequest, plan: FitPlan, meter: Meter) -> Prepared:
     return Prepared(request, plan, jacobian, rows, state)
 
 
-def prepare(request: FitRequest) -> Prepared:
-    """Build rows and projector for samples that there are already."""
-    meter = Meter(request.rows.device)
-    return within_memory(request, make_plan(request), lambda plan: build(request, plan, meter))
+def prepare(
+    self: P,
+    loader: Any,
+    targets: Any = None,
+    *,
+    projector: str | Projector = "auto",
+    tolerance: float | None = None,
+    memory_limit: int | str | None = None,
+) -> P:
+    """Build rows and projector again, for ``extend`` and exact variances after ``load``, a copy or ``release``.
+
+    Parameters
+    ----------
+    loader, targets : iterable of batches, or inputs and targets
+        The training data of the fit, in the same order. Other data are refused.
+    projector, memory_limit
+        As for :meth:`fit`.
+    tolerance : float, optional
+        By default that of the fit.
+
+    Returns
+    -------
+    ProjectedPosterior
+        The posterior itself; its samples do not change.
+    """
+    posterior: Any = self
+    measured, data = posterior._need_measured(), loader if targets is None else (loader, targets)
+    posterior._network.check_unchanged()
+    rows = open_rows(posterior._kind(), data, posterior._likelihood)
+    check_same_data(rows, measured)
+    posterior.release()._likelihood = rows.likelihood
+    tolerance = measured.tolerance if tolerance is None else tolerance
+    request, meter = FitRequest(rows, posterior.n_samples, projector, tolerance, memory_limit), Meter(rows.device)
+    posterior._prepared = within_memory(request, make_plan(request), lambda plan: build(request, plan, meter))
+    return self
 
 
 def check_same_data(rows: JacobianRows, measured: Measured) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nullbayes.errors import SettingsError
 from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
 from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.products import linearized, output_rows
@@ -23,6 +24,7 @@ from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors.arguments import Noise, normal
 from nullbayes.posteriors.measured import Measured
 from nullbayes.posteriors.plan import FitPlan, FitRequest, described
+from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
 from nullbayes.projectors import Info, Outcome, StepSchedule
 
@@ -134,6 +136,36 @@ def loss_std(jacobian: JacobianRows, rows: Rows, directions: Tensor) -> float | 
     if not isinstance(jacobian, LossJacobian):
         return None
     return float((rows.norms(directions).square().mean() / rows.n_rows).sqrt())
+
+
+@full_precision()
+def functional_variance(self: Any, x: Any, *, exact: bool = False) -> Tensor:
+    """Return the variance of the linearized outputs.
+
+    Parameters
+    ----------
+    x : as for :meth:`predict`
+        The inputs.
+    exact : bool
+        Compute the variance without Monte Carlo error, by one projection per output of each input. It needs the rows
+        of the fit (see :meth:`prepare`), and noise N(0, I).
+
+    Returns
+    -------
+    Tensor (N, ...)
+        One variance per output, at the prior precision in use.
+    """
+    if not exact:
+        estimated: Tensor = self.predict(x).variance
+        return estimated
+    prepared = self._need_prepared()
+    if self._base is not None:
+        msg = "The exact variance is known for the base distribution N(0, I) only: use exact=False."
+        raise SettingsError(msg)
+    if self._exact is None:
+        self._exact = ExactVariances(prepared, self._need_measured())
+    variance: Tensor = self._exact(x, self._batch_fn) / self.prior_precision
+    return variance
 
 
 class ExactVariances:

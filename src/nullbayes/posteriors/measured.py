@@ -1,4 +1,4 @@
-"""What a fit measured: one value, which the report shows and a posterior file holds."""
+"""What a fit measured, as one value that the report shows and a posterior file holds; and what a check of it found."""
 
 from __future__ import annotations
 
@@ -15,44 +15,12 @@ from nullbayes import priors
 from nullbayes.errors import SettingsError
 from nullbayes.posteriors.header import MOST_NOTES, Amount, Count, Notes, fields_of
 from nullbayes.posteriors.promise import Promise
-from nullbayes.projectors import mean_and_error
+from nullbayes.projectors.stopping import mean_and_error
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a fit measured, at a prior precision of 1. The report in a posterior file has the same fields.
-
-    Attributes
-    ----------
-    projector, reason, route : str
-        The projector that was used and why, and how the rows were formed.
-    n_data, n_rows, n_counted : int
-        Training examples, their rows, and the rows without those of ignored positions, which are zero.
-    data, seed, based : str, int, bool
-        Fingerprint of the training data, the seed of the samples, and whether they have a base distribution.
-    output_std : float
-        The spread of the network's own training outputs.
-    residual, tolerance : tuple of float, float
-        ``|A v| / |A noise|`` per sample, as in :class:`Info <nullbayes.projectors.Info>`, and the largest allowed.
-    converged, sweeps, sweeps_per_sample : bool, int, tuple of int
-        Whether every sample reached the tolerance, and the number of passes over the rows, in all and per sample.
-    settings : str
-        The projector with its settings; empty if the samples were drawn by several.
-    rank, traces : int or None, tuple of float
-        The rank of the rows, where the projector decides one; estimates of the dimension of their null space.
-    train_std : float
-        Root mean square standard deviation that remains on the training outputs, in their own units.
-    worst_ratio : float or None
-        The largest ratio of the standard deviation of an output to its spread; None for one output, or for classes.
-    train_loss_std : float or None
-        Root mean square change of the training losses to first order, in nats; None for rows of outputs.
-    seconds, peak_memory : dict, int or None
-        Time per phase, and bytes beyond what the process held when the fit began.
-    promise : Promise or None
-        The measurements that the default precision was chosen by.
-    notes : tuple of str
-        What else happened: that memory ran out, for example, and how the fit continued.
-    """
+    """What a fit measured, at a prior precision of 1; see :class:`FitReport` for the fields, which a file holds too."""
 
     projector: str
     reason: str
@@ -107,6 +75,67 @@ class Measured:
         """Return the precision of the largest projected marginal likelihood."""
         norm, size = float(theta.double().square().sum()), len(theta)
         return priors.closed_form(size, self.dimension(size)[0], norm)
+
+
+@dataclass(frozen=True)
+class FitCheck:
+    """How far a posterior's predictions moved from the network's own on some data.
+
+    Attributes
+    ----------
+    n_data : int
+        Examples checked.
+    mean_shift, max_shift : float
+        Root mean square and largest distance of the mean outputs from the network's, in units of the outputs. They are
+        zero up to rounding for linearized predictions, whose mean is the network's output.
+    std : float
+        Root mean square standard deviation of the outputs.
+    output_std : float
+        The spread of the network's own outputs, to compare these with.
+    worst_ratio : float or None
+        The largest ratio of the standard deviation of an output to its spread, for several outputs with units of
+        their own.
+    nll_model, nll_posterior : float
+        Negative log-likelihood per target, of the network and of the posterior's prediction.
+    accuracy_model, accuracy_posterior : float or None
+        Share of right classes (or right labels); None for likelihoods without classes.
+
+    Examples
+    --------
+    >>> import nullbayes as nb
+    >>> model, x, y = torch.nn.Linear(4, 2, bias=False), torch.eye(4), torch.tensor([0, 1, 0, 1])
+    >>> posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:2], y[:2])
+    >>> check = posterior.check_fit(x, y)
+    >>> check.std > 0.1, abs(check.mean_shift) < 1e-6, check.accuracy_model == check.accuracy_posterior
+    (True, True, True)
+    """
+
+    n_data: int
+    mean_shift: float
+    max_shift: float
+    std: float
+    output_std: float
+    worst_ratio: float | None
+    nll_model: float
+    nll_posterior: float
+    accuracy_model: float | None
+    accuracy_posterior: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain numbers, for JSON."""
+        return dataclasses.asdict(self)
+
+    def __str__(self) -> str:
+        """Lay the check out as a table."""
+        lines = [
+            f"{self.n_data:,} examples; outputs spread by {self.output_std:.3g}",
+            f"mean outputs moved by {self.mean_shift:.2g} (at most {self.max_shift:.2g}), "
+            f"standard deviation {self.std:.2g}",
+            f"nll      {self.nll_model:.4f} -> {self.nll_posterior:.4f}",
+        ]
+        if self.accuracy_model is not None and self.accuracy_posterior is not None:
+            lines.append(f"accuracy {self.accuracy_model:.4f} -> {self.accuracy_posterior:.4f}")
+        return "\n".join(lines)
 
 
 REPORT = fields_of(Measured)  # in a file

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.limits import OutOfMemory, attempt
-from nullbayes.posteriors import fitting
+from nullbayes.posteriors import fitting, measure
 from nullbayes.posteriors.arguments import Base, Noise, data_and_count, lost, whole
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.measure import ExactVariances, Prepared
@@ -90,6 +90,11 @@ class NullSpacePosterior(SamplePosterior):
             same samples, bit by bit, on the same machine. The file is removed at the end of the fit.
         progress : bool
             Show a progress bar, on a terminal.
+
+        Returns
+        -------
+        ProjectedPosterior
+            The posterior itself; ``report`` says how it went. A fit that fails leaves it without samples.
         """
         data, n_samples = data_and_count(loader, targets, n_samples, least=2)
         self.release()  # the memory of an earlier fit is needed for this one
@@ -130,6 +135,18 @@ class NullSpacePosterior(SamplePosterior):
         """Draw more samples and keep the earlier ones: ``fit(10)`` and ``extend(20)`` are ``fit(30)``.
 
         Where memory runs out, fewer are drawn at a time, and then by a smaller plan; the report notes it.
+
+        Parameters
+        ----------
+        n_samples : int
+            How many samples to add.
+        progress : bool
+            Show a progress bar, on a terminal.
+
+        Returns
+        -------
+        ProjectedPosterior
+            The posterior itself. After ``load``, a copy or ``release`` it needs :meth:`prepare` first.
         """
         if (n_samples := whole(n_samples)) < 1:
             msg = f"n_samples must be at least 1, not {n_samples}."
@@ -170,25 +187,7 @@ class NullSpacePosterior(SamplePosterior):
             msg = f"{refusal} The posterior keeps the {self.n_samples} samples that it has.{again}"
             raise SettingsError(msg) from error
 
-    @full_precision()
-    def prepare(
-        self,
-        loader: Any,
-        targets: Any = None,
-        *,
-        projector: str | Projector = "auto",
-        tolerance: float | None = None,
-        memory_limit: int | str | None = None,
-    ) -> Self:
-        """Build rows and projector again, for ``extend`` and exact variances after ``load``, a copy or ``release``."""
-        measured, data = self._need_measured(), loader if targets is None else (loader, targets)
-        self._network.check_unchanged()
-        rows = fitting.open_rows(self._kind(), data, self._likelihood)
-        fitting.check_same_data(rows, measured)
-        self.release()._likelihood = rows.likelihood
-        tolerance = measured.tolerance if tolerance is None else tolerance
-        self._prepared = fitting.prepare(FitRequest(rows, self.n_samples, projector, tolerance, memory_limit))
-        return self
+    prepare = full_precision()(fitting.prepare)
 
     def release(self) -> Self:
         """Free training data, rows and projector; predictions stay, ``extend`` and exact variances need ``prepare``."""
@@ -201,18 +200,7 @@ class NullSpacePosterior(SamplePosterior):
         measured, size = self._need_measured(), self._network.n_parameters
         return FitReport.of(measured, size, self.prior_precision, self.temperature, self._precision_rule)
 
-    @full_precision()
-    def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)
-        """Return the variance of the linearized outputs; if ``exact``, by one projection per output."""
-        if not exact:
-            return self.predict(x).variance
-        prepared = self._need_prepared()
-        if self._base is not None:
-            msg = "The exact variance is known for the base distribution N(0, I) only: use exact=False."
-            raise SettingsError(msg)
-        if self._exact is None:
-            self._exact = ExactVariances(prepared, self._need_measured())
-        return self._exact(x, self._batch_fn) / self.prior_precision
+    functional_variance = measure.functional_variance
 
     def _resolve_precision(self, rule: str | float) -> float:
         return self._need_measured().precision(rule, self._network.theta)

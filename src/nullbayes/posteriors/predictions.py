@@ -1,81 +1,33 @@
-"""Predictions and scores of samples, and how far predictions moved from the network's own on data with targets."""
+"""Samples, their predictions and scores, and how far predictions moved from the network's own on data with targets.
+
+The functions with an argument ``self`` are methods of :class:`SamplePosterior`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nullbayes import predictive
-from nullbayes.errors import DataError, SettingsError, warn
+from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.batches import BatchFn, is_array, take_examples, to_device
 from nullbayes.jacobian.data import check_batch
 from nullbayes.jacobian.loaders import batches
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Bernoulli, Likelihood, Regression
+from nullbayes.posteriors.arguments import whole
 from nullbayes.posteriors.measure import worst_ratio
+from nullbayes.posteriors.measured import FitCheck
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Prediction, centred, joined, nll, stream, summarize
 
 AT_ONCE = 1024  # examples
 _CHUNK = 8192  # examples times samples in memory at a time
-
-
-@dataclass(frozen=True)
-class FitCheck:
-    """How far a posterior's predictions moved from the network's own on some data.
-
-    Attributes
-    ----------
-    n_data : int
-        Examples checked.
-    mean_shift, max_shift : float
-        Root mean square and largest distance of the mean outputs from the network's, in units of the outputs. They are
-        zero up to rounding for linearized predictions, whose mean is the network's output.
-    std : float
-        Root mean square standard deviation of the outputs.
-    output_std : float
-        The spread of the network's own outputs, to compare these with.
-    worst_ratio : float or None
-        The largest ratio of the standard deviation of an output to its spread, for several outputs with units of
-        their own.
-    nll_model, nll_posterior : float
-        Negative log-likelihood per target, of the network and of the posterior's prediction.
-    accuracy_model, accuracy_posterior : float or None
-        Share of right classes (or right labels); None for likelihoods without classes.
-    """
-
-    n_data: int
-    mean_shift: float
-    max_shift: float
-    std: float
-    output_std: float
-    worst_ratio: float | None
-    nll_model: float
-    nll_posterior: float
-    accuracy_model: float | None
-    accuracy_posterior: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers, for JSON."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        """Lay the check out as a table."""
-        lines = [
-            f"{self.n_data:,} examples; outputs spread by {self.output_std:.3g}",
-            f"mean outputs moved by {self.mean_shift:.2g} (at most {self.max_shift:.2g}), "
-            f"standard deviation {self.std:.2g}",
-            f"nll      {self.nll_model:.4f} -> {self.nll_posterior:.4f}",
-        ]
-        if self.accuracy_model is not None and self.accuracy_posterior is not None:
-            lines.append(f"accuracy {self.accuracy_model:.4f} -> {self.accuracy_posterior:.4f}")
-        return "\n".join(lines)
 
 
 def pieces(
@@ -111,7 +63,25 @@ def evaluate(
     return joined(outputs), torch.cat(changes, dim=1), torch.cat(targets)
 
 
-def check_fit(
+@full_precision()
+def check_fit(self: Any, loader: Any, targets: Any = None) -> FitCheck:
+    """Measure how far predictions, their likelihood and accuracy moved from the network's own on some data.
+
+    Parameters
+    ----------
+    loader, targets : iterable of batches, or inputs and targets
+        The data, in any order: ``check_fit(loader)`` or ``check_fit(x, y)``.
+
+    Returns
+    -------
+    FitCheck
+        The distances, at the prior precision in use.
+    """
+    outputs, changes, labels = self._evaluate(loader if targets is None else (loader, targets))
+    return _compared(self._likelihood, outputs, changes / self.prior_precision**0.5, labels, self._link)
+
+
+def _compared(
     likelihood: Likelihood, outputs: Tensor, changes: Tensor, targets: Tensor, link: str
 ) -> FitCheck:  # (N, ...), (S, N, ...)
     """Compare the predictions of samples, given by their changes of the outputs, with the network's own."""
@@ -178,6 +148,11 @@ def predict(
     mask : Tensor (N, ...), callable (inputs) -> Tensor, or "all", optional
         True at the positions of outputs such as (N, T, C) that count; padding does not, and scores leave it out. By
         default an input's own ``attention_mask``, if it has one; "all" counts everything.
+
+    Returns
+    -------
+    Prediction
+        Mean, variance and samples of the outputs, and probabilities where the likelihood has them.
     """
     self._network.check_unchanged()
     if n_samples == 1:
@@ -210,6 +185,11 @@ def ood_score(
         Where outputs have positions (tokens, pixels), the score of an input is the largest of its positions for the
         kinds that begin with "max", and their mean for the others; masked positions do not count. "position" gives
         the score of each position, NaN where it is masked.
+
+    Returns
+    -------
+    Tensor (N,) or (N, ...)
+        The scores, in the order of the inputs.
     """
     at_once = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
     pieces = [x] if at_once else stream(x, self._network, self._batch_fn, self.n_samples)  # lengths may differ
@@ -217,28 +197,36 @@ def ood_score(
     return torch.cat(scores)
 
 
-def warn_of_padding(likelihood: Likelihood, prediction: Prediction) -> None:
-    """Warn that padding may be part of the scores of a prediction with positions."""
-    if len(likelihood.positions(prediction.mean)) < 2:
-        return
-    if likelihood.some_ignored and prediction.mask is None:
-        message = (
-            "Training targets ignored some positions (padding?), but these inputs come without a mask, so every "
-            "position counts in their scores."
-        )
-    elif likelihood.more_ignored:
-        message = (
-            "Training targets ignored positions that attention_mask counts (special tokens, parts of words?). Nothing "
-            "holds the outputs there, and they count in these scores."
-        )
-    else:
-        return
-    warn(f'{message} Pass mask=..., true where a position counts, or mask="all".')
-
-
 @contextlib.contextmanager
-def replaced(model: nn.Module, values: Mapping[str, Tensor]) -> Iterator[nn.Module]:
-    """Put other values into a model's parameters and buffers during a ``with`` block."""
+def sampled_parameters(self: Any, i: int) -> Iterator[nn.Module]:
+    """Put a sample into the user's model during a ``with`` block; the trained parameters return after it.
+
+    Parameters
+    ----------
+    i : int
+        The number of the sample, from 0; negative numbers count from the last.
+
+    Yields
+    ------
+    nn.Module
+        The user's own model, with other parameters.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(4, 2, bias=False), torch.eye(4)
+    >>> posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:2], torch.tensor([0, 1]))
+    >>> own = model(x)
+    >>> with posterior.sampled_parameters(0) as sampled:
+    ...     print(torch.isclose(sampled(x), own, atol=1e-6).all(1))
+    tensor([ True,  True, False, False])
+    """
+    if not -self.n_samples <= whole(i, "i") < self.n_samples:
+        msg = f"There is no sample {i}: there are {self.n_samples}."
+        raise SettingsError(msg)
+    self._network.check_unchanged()
+    model, values = self._network.model, self._sampled_tensors(i)
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     trained = {name: named[name].data for name in values}
     try:

@@ -22,11 +22,39 @@ class ProjectedPosterior(NullSpacePosterior):
 
     Parameters
     ----------
-    model, likelihood, parameters, prior_precision, batch_fn, output_fn
-        See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`.
+    model : nn.Module
+        The trained network; it is never changed.
+    likelihood : str, Likelihood or callable
+        What the outputs mean: "classification", "binary", "multilabel", "regression", a likelihood of
+        ``nb.likelihoods``, or a loss of your own, ``(outputs, targets) -> (N,)``.
+    parameters : None, str, iterable of str, or callable
+        Which parameters vary: names, globs such as "head.*", or a predicate (name, parameter). By default all of them.
+    prior_precision : "auto", "optimal", "paper" or float
+        The scale of the samples; see the property of that name. "auto" predicts training data as well as the network.
+    batch_fn : callable, optional
+        Turns a batch of the loader into ``(inputs, targets)``.
+    output_fn : callable, optional
+        Takes the outputs out of what the model returns; by default its only tensor, or that called "logits".
     hessian : bool
         Scale the rows by a root of the likelihood's Hessian in output space (the Gauss-Newton matrix proper); the paper
         takes the identity.
+
+    Examples
+    --------
+    The network is linear in four numbers, and the data determine it in the first two:
+
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(4, 1, bias=False), torch.eye(4)
+    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0)
+    >>> posterior = posterior.fit(x[:2], torch.ones(2, 1), n_samples=10, generator=torch.Generator().manual_seed(0))
+    >>> posterior.functional_variance(x, exact=True).flatten()
+    tensor([0., 0., 1., 1.])
+    >>> prediction = posterior.predict(x)
+    >>> prediction.samples.shape, torch.equal(prediction.mean, model(x))
+    (torch.Size([10, 4, 1]), True)
+    >>> posterior.ood_score(x[:2]).max() < posterior.ood_score(x[2:]).min()
+    tensor(True)
     """
 
     _header_fields: ClassVar[Fields] = {"hessian": flag}
@@ -64,8 +92,23 @@ class LossProjectedPosterior(NullSpacePosterior):
 
     Parameters
     ----------
-    model, likelihood, parameters, prior_precision, batch_fn, output_fn
-        See :class:`SamplePosterior <nullbayes.posteriors.base.SamplePosterior>`.
+    model, likelihood : nn.Module, str
+        The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
+    parameters, prior_precision, batch_fn, output_fn : optional
+        Which parameters vary, by name (all by default); the scale of the samples ("auto"); functions that read batches
+        and outputs. See :class:`ProjectedPosterior` for details.
+
+    Examples
+    --------
+    Ten examples with five outputs each are ten rows, not fifty:
+
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> x, y = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 5
+    >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.zeros(4, 5)})
+    >>> posterior = nb.LossProjectedPosterior(model, prior_precision=100.0).fit(x, y)
+    >>> posterior.report.n_rows, posterior.report.kernel_dimension
+    (10, 10.0)
     """
 
     _row_kind = LossJacobian

@@ -20,11 +20,37 @@ _MUCH = 0.25  # of the spread of the outputs, for a standard deviation on traini
 class FitReport(Measured):
     """What a fit measured, at the prior precision in use; prints as a short table.
 
-    ``train_std``, ``worst_ratio`` and ``train_loss_std`` are those of that precision, and ``promise`` is None unless
-    the precision was chosen by it. The other attributes of :class:`Measured` are unchanged; these are added:
-
     Attributes
     ----------
+    projector, reason, route : str
+        The projector that was used and why, and how the rows were formed.
+    n_data, n_rows, n_counted : int
+        Training examples, their rows, and the rows without those of ignored positions, which are zero.
+    data, seed, based : str, int, bool
+        Fingerprint of the training data, the seed of the samples, and whether they have a base distribution.
+    output_std : float
+        The spread of the network's own training outputs.
+    residual, tolerance : tuple of float, float
+        ``|A v| / |A noise|`` per sample, as in :class:`Info <nullbayes.projectors.Info>`, and the largest allowed.
+    converged, sweeps, sweeps_per_sample : bool, int, tuple of int
+        Whether every sample reached the tolerance, and the number of passes over the rows, in all and per sample.
+    settings : str
+        The projector with its settings; empty if the samples were drawn by several.
+    rank, traces : int or None, tuple of float
+        The rank of the rows, where the projector decides one; estimates of the dimension of their null space.
+    train_std : float
+        Root mean square standard deviation that remains on the training outputs, in their own units, at the prior
+        precision in use, as are the next two.
+    worst_ratio : float or None
+        The largest ratio of the standard deviation of an output to its spread; None for one output, or for classes.
+    train_loss_std : float or None
+        Root mean square change of the training losses to first order, in nats; None for rows of outputs.
+    seconds, peak_memory : dict, int or None
+        Time per phase, and bytes beyond what the process held when the fit began.
+    promise : Promise or None
+        The measurements that the precision was chosen by; None unless the rule is "auto".
+    notes : tuple of str
+        What else happened: that memory ran out, for example, and how the fit continued.
     n_parameters, n_samples : int
         Parameters that vary, and samples.
     kernel_dimension, kernel_dimension_stderr : float
@@ -35,6 +61,16 @@ class FitReport(Measured):
         In use now.
     precision_rule : str
         "auto", "optimal" or "paper"; empty where the precision is a number.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x = torch.nn.Linear(4, 1, bias=False), torch.eye(4)
+    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], torch.ones(2, 1))
+    >>> report = posterior.report
+    >>> report.projector, report.n_rows, report.rank, report.kernel_dimension, report.converged
+    ('ExactDual', 2, 2, 2.0, True)
     """
 
     n_parameters: int

@@ -40,6 +40,11 @@ def optimize_prior_precision(self: Any, loader: Any = None, method: str = "nll")
         The best log-likelihood of the mean prediction on the data, among all numbers or among the paper's 0.1, 1,
         5, 10, 50 and 100; the optimum of the marginal likelihood of linearized Laplace, with the Gauss-Newton
         matrix proper; or the optimum of the projected marginal likelihood.
+
+    Returns
+    -------
+    float
+        The precision, which is now in use.
     """
     self._check_fitted()
     self.prior_precision = best = _best_precision(self, check_method(loader, method), loader)
@@ -74,6 +79,11 @@ def tune(self: P, loader: Any, targets: Any = None) -> P:
     ----------
     loader, targets : iterable of batches, or inputs and targets
         Data that the network was not trained on, in any order; a thousand examples are plenty.
+
+    Returns
+    -------
+    ProjectedPosterior
+        The posterior itself, with other ``prior_precision`` and ``temperature``.
     """
     posterior: Any = self
     evaluated = posterior._evaluate(loader if targets is None else (loader, targets))

@@ -16,3 +16,4 @@ from nullbayes.predictive.prediction import SCORES as SCORES
 from nullbayes.predictive.prediction import Prediction as Prediction
 from nullbayes.predictive.prediction import pooled as pooled
 from nullbayes.predictive.prediction import score as score
+from nullbayes.predictive.prediction import warn_of_padding as warn_of_padding

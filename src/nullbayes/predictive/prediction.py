@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nullbayes.errors import DataError, LikelihoodError, SettingsError
+from nullbayes.errors import DataError, LikelihoodError, SettingsError, warn
 from nullbayes.likelihoods import Likelihood
 
 if TYPE_CHECKING:
@@ -223,3 +223,22 @@ def pooled(values: Tensor, mask: Tensor | None, kind: str, per: str = "input") -
     if kind.startswith("max"):
         return flat.masked_fill(~counted, -torch.inf).amax(1)
     return flat.masked_fill(~counted, 0.0).sum(1) / counted.sum(1)
+
+
+def warn_of_padding(likelihood: Likelihood, prediction: Prediction) -> None:
+    """Warn that padding may be part of the scores of a prediction with positions."""
+    if len(likelihood.positions(prediction.mean)) < 2:
+        return
+    if likelihood.some_ignored and prediction.mask is None:
+        message = (
+            "Training targets ignored some positions (padding?), but these inputs come without a mask, so every "
+            "position counts in their scores."
+        )
+    elif likelihood.more_ignored:
+        message = (
+            "Training targets ignored positions that attention_mask counts (special tokens, parts of words?). Nothing "
+            "holds the outputs there, and they count in these scores."
+        )
+    else:
+        return
+    warn(f'{message} Pass mask=..., true where a position counts, or mask="all".')

@@ -8,7 +8,11 @@
 ``Lanczos``          removes a Krylov space: where not even a block of rows can be formed
 ===================  ======================================================================================
 
-``choose`` picks one by rows, parameters and memory, and says why.
+``choose`` picks one by rows, parameters and memory, and says why. ``prepare`` and ``apply`` of every projector return a
+``Projection`` with its ``Info``.
+
+For a projector of your own: ``Projector`` or ``Iterative`` to derive from, ``check_tolerance`` and ``check_noise`` for
+what it is given, and ``finish_projection``, which judges an ``Attempt``.
 """
 
 from nullbayes.projectors.alternating import Alternating as Alternating
@@ -29,4 +33,3 @@ from nullbayes.projectors.stopping import Attempt as Attempt
 from nullbayes.projectors.stopping import check_noise as check_noise
 from nullbayes.projectors.stopping import check_tolerance as check_tolerance
 from nullbayes.projectors.stopping import finish_projection as finish_projection
-from nullbayes.projectors.stopping import mean_and_error as mean_and_error

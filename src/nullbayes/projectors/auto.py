@@ -79,6 +79,13 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2,
     ------
     SettingsError
         If no plan fits; the message names the least limit that would do.
+
+    Examples
+    --------
+    >>> import nullbayes as nb
+    >>> plan = choose(nb.DenseRows(torch.eye(600, 5000)), n_samples=10, memory_limit=2**30)
+    >>> plan.projector.alternating.block_rows, plan.storage
+    (600, 'device')
     """
     plans = _plans(rows, n_samples, memory_limit, rtol, host_limit)
     fitting = [plan for plan in plans if plan.peak_bytes <= memory_limit]
@@ -102,7 +109,26 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2,
 
 
 def least_bytes(rows: Rows, *, n_samples: int, rtol: float = 1e-2, host_limit: int = 0) -> int:
-    """Return the least memory limit that :func:`choose` has a plan for."""
+    """Return the least memory limit that :func:`choose` has a plan for.
+
+    Parameters
+    ----------
+    rows, n_samples, rtol, host_limit
+        As for :func:`choose`.
+
+    Returns
+    -------
+    int
+        A number of bytes.
+
+    Examples
+    --------
+    >>> import nullbayes as nb
+    >>> rows = nb.DenseRows(torch.eye(600, 5000))
+    >>> limit = least_bytes(rows, n_samples=10)
+    >>> choose(rows, n_samples=10, memory_limit=limit).peak_bytes <= limit
+    True
+    """
     return min(plan.peak_bytes for plan in _plans(rows, n_samples, 0, rtol, host_limit))
 
 

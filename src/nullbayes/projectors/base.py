@@ -27,7 +27,13 @@ class Store(Protocol):
 
 
 class Outcome(Enum):
-    """How a projection ended; the value says what to do about it."""
+    """How a projection ended; the value says what to do about it.
+
+    Examples
+    --------
+    >>> Outcome.CONVERGED.value
+    'every sample reached the tolerance'
+    """
 
     CONVERGED = "every sample reached the tolerance"
     MAX_SWEEPS = (
@@ -82,6 +88,15 @@ class Info:
         In which the factors were computed.
     cutoff : float or None
         Eigenvalues below this part of the largest one counted as zero.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> projector = nb.projectors.ExactDual()
+    >>> info = projector.apply(projector.prepare(nb.DenseRows(torch.eye(2, 5))), torch.ones(1, 5)).info
+    >>> info.outcome.name, info.rank, info.kernel_dimension
+    ('CONVERGED', 2, 3.0)
     """
 
     projector: str
@@ -100,15 +115,52 @@ class Info:
 
 @dataclass(frozen=True)
 class Projection:
-    """Directions in the null space, up to what ``info`` says."""
+    """Directions in the null space, up to what ``info`` says.
 
-    directions: Tensor  # (S, P)
+    Attributes
+    ----------
+    directions : Tensor (S, P)
+        The projected noise, one direction per sample.
+    info : Info
+        Residuals, rank and outcome.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> rows, projector = nb.DenseRows(torch.tensor([[1.0, 1.0]])), nb.projectors.ExactDual()
+    >>> projection = projector.apply(projector.prepare(rows), torch.tensor([[2.0, 0.0]]))
+    >>> projection.directions, projection.info.residual
+    (tensor([[ 1., -1.]]), tensor([0.], dtype=torch.float64))
+    """
+
+    directions: Tensor
     info: Info
 
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """The steps of one sample, which follow from its noise (1, P) and the number of its sweeps."""
+    """What the steps of one sample follow from; :meth:`Projector.apply_transposed` repeats them on other vectors.
+
+    Attributes
+    ----------
+    noise : Tensor (1, P)
+        The noise of the sample.
+    sweeps : int
+        The number of its sweeps, from :attr:`Info.sweeps_per_sample`.
+
+    Examples
+    --------
+    The variance that samples after three sweeps have along a vector:
+
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> projector = nb.projectors.Alternating(block_rows=1)
+    >>> state = projector.prepare(nb.DenseRows(torch.tensor([[1.0, 1.0]])))
+    >>> schedule = nb.projectors.StepSchedule(torch.ones(1, 2), 3)
+    >>> projector.apply_transposed(state, schedule, torch.tensor([[1.0, -1.0]])).square().sum(1)
+    tensor([2.])
+    """
 
     noise: Tensor
     sweeps: int
@@ -117,7 +169,35 @@ class StepSchedule:
 class Projector(ABC):
     r"""A way to compute :math:`v = (I - A^+ A) \varepsilon`.
 
-    A subclass implements ``_prepare`` and ``_apply``; both run in full precision, whoever calls them.
+    A subclass is a frozen dataclass with ``rtol`` and ``atol`` among its fields. It implements ``_prepare(rows)``,
+    which returns a state, and ``_apply(state, noise, callback, store)``; both run in full precision.
+
+    Attributes
+    ----------
+    rtol, atol : float
+        The tolerance that the result is judged by, relative to ``|A noise|`` and absolute.
+
+    Examples
+    --------
+    A projector that solves a least-squares problem for all samples at once:
+
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> from nullbayes.projectors import Attempt, Outcome, Projector, check_noise, finish_projection
+    >>> class LeastSquares(Projector):
+    ...     rtol, atol = 1e-4, 0.0
+    ...
+    ...     def _prepare(self, rows):
+    ...         return rows
+    ...
+    ...     def _apply(self, rows, noise, callback, store):
+    ...         noise = check_noise(rows, noise)
+    ...         removed = torch.linalg.lstsq(rows.dense(), rows.mv(noise).T).solution.T
+    ...         attempt = Attempt(noise - removed, sweeps=1, failure=Outcome.PRECISION, precision=rows.dtype)
+    ...         return finish_projection(self, rows, noise, attempt, callback)
+    >>> projector = LeastSquares()
+    >>> projector.apply(projector.prepare(nb.DenseRows(torch.eye(2, 3))), torch.ones(1, 3)).directions
+    tensor([[0., 0., 1.]])
     """
 
     rtol: float

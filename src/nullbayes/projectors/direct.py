@@ -147,6 +147,19 @@ class ExactPrimal(Direct):
         Relative eigenvalue cut when not truncating; default ``P * eps``, rows scaled to unit length.
     rtol, atol : float
         The tolerance that the result is judged by, relative to ``|A noise|`` and absolute.
+
+    Examples
+    --------
+    The second column is hardly seen, so that a tolerance of a hundredth leaves it free:
+
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> rows, noise = nb.DenseRows(torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.001]])), torch.ones(1, 2)
+    >>> for truncate in (False, True):
+    ...     projector = nb.projectors.ExactPrimal(truncate=truncate, rtol=1e-2)
+    ...     print(projector.apply(projector.prepare(rows), noise).directions.round(decimals=2))
+    tensor([[0., 0.]])
+    tensor([[0., 1.]])
     """
 
     truncate: bool = False
@@ -196,6 +209,15 @@ class Lanczos(Direct):
         Seed of the start vectors.
     rtol, atol : float
         The tolerance that the result is judged by, relative to ``|A noise|`` and absolute.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> projector = nb.projectors.Lanczos(rank=2)
+    >>> projection = projector.apply(projector.prepare(nb.DenseRows(torch.eye(2, 5))), torch.ones(1, 5))
+    >>> projection.info.kernel_dimension
+    3.0
     """
 
     rank: int = 300

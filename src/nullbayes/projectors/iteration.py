@@ -24,8 +24,34 @@ _PATIENCE = 50  # a sample has stagnated when step k brings no gain and k > 2 kâ
 class Iterative(Projector):
     """A projector that works step by step, so that it can stop after a step and continue later.
 
-    A subclass says where to start and what a step is. A step must return new tensors and leave those it was given as
-    they are, and samples must not mix.
+    A subclass says where to start (``_start``) and what a step is (``_step``). A step must return new tensors and leave
+    those it was given as they are, and samples must not mix. The state of ``_prepare`` has ``rows`` and ``precision``.
+
+    Attributes
+    ----------
+    max_sweeps : int
+        The number of sweeps after which to give up.
+
+    Examples
+    --------
+    Gradient descent on ``|A v|Â²``, which is slow but needs no factors:
+
+    >>> from types import SimpleNamespace
+    >>> import nullbayes as nb
+    >>> class Descent(nb.projectors.Iterative):
+    ...     rtol, atol, max_sweeps = 1e-2, 0.0, 100
+    ...
+    ...     def _prepare(self, rows):
+    ...         return SimpleNamespace(rows=rows, precision=rows.dtype, rate=rows.frobenius() ** -2)
+    ...
+    ...     def _start(self, state, noise):
+    ...         return (noise,)
+    ...
+    ...     def _step(self, state):
+    ...         return lambda carry, k: (carry[0] - state.rate * state.rows.rmv(state.rows.mv(carry[0])),)
+    >>> projection = Descent().apply(Descent().prepare(nb.DenseRows(torch.eye(2, 3))), torch.ones(1, 3))
+    >>> projection.info.outcome.name, projection.directions[0, 2]
+    ('CONVERGED', tensor(1.))
     """
 
     max_sweeps: int

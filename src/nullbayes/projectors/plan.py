@@ -39,6 +39,20 @@ class Plan:
         and half a second for everything else.
     note : str
         What the plan had to guess; empty if nothing.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> plan = nb.projectors.choose(nb.DenseRows(torch.eye(20, 50)), n_samples=10, memory_limit=2**30)
+    >>> print(plan)  # doctest: +ELLIPSIS
+    20 rows over 50 parameters, 10 samples
+      projector  ExactDual(truncate=True, cutoff=None, rtol=0.01, atol=0.0)
+      because    20 rows are few: the eigenvectors of their Gram matrix are removed, leading ones first, until ...
+      rows       held in memory
+      memory     0.00 GiB of 1.00
+      work       1.7e+05 operations to prepare and sweep once
+      time       less than a second, a rough estimate
     """
 
     projector: Projector

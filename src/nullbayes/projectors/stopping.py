@@ -21,7 +21,25 @@ _NOT_FINITE = "The projection produced NaN or Inf: look for extreme values in th
 
 
 def check_tolerance(rtol: float, atol: float) -> None:
-    """Refuse tolerances that can never be met or never be missed."""
+    """Refuse tolerances that can never be met or never be missed.
+
+    Parameters
+    ----------
+    rtol, atol : float
+        The settings of a projector: relative to ``|A noise|``, and absolute.
+
+    Raises
+    ------
+    SettingsError
+        Unless 0 <= rtol < 1 and atol >= 0, and one of them is positive.
+
+    Examples
+    --------
+    >>> check_tolerance(1e-2, 0.0)
+    >>> check_tolerance(2.0, 0.0)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+    nullbayes.errors.SettingsError: The tolerance needs 0 <= rtol < 1 and atol >= 0, not both zero; got rtol=2.0...
+    """
     if not (0.0 <= rtol < 1.0 and 0.0 <= atol < float("inf")) or rtol == atol == 0.0:
         msg = f"The tolerance needs 0 <= rtol < 1 and atol >= 0, not both zero; got rtol={rtol}, atol={atol}."
         raise SettingsError(msg)
@@ -42,7 +60,31 @@ def check_least(name: str, value: int, least: int) -> None:
 
 
 def check_noise(rows: Rows, noise: Tensor) -> Tensor:
-    """Return the noise in the rows' precision, or say why it cannot be projected."""
+    """Return the noise in the rows' precision and on their device, or say why it cannot be projected.
+
+    Parameters
+    ----------
+    rows : Rows
+        The matrix, with P columns.
+    noise : Tensor (S, P)
+        The vectors to project, at least one.
+
+    Returns
+    -------
+    Tensor (S, P)
+        The same numbers.
+
+    Raises
+    ------
+    SettingsError
+        If the shape is another, or the noise holds NaN or Inf.
+
+    Examples
+    --------
+    >>> import nullbayes as nb
+    >>> check_noise(nb.DenseRows(torch.eye(2, 3)), torch.ones(1, 3, dtype=torch.float64)).dtype
+    torch.float32
+    """
     if noise.ndim != 2 or noise.shape[1] != rows.n_columns or len(noise) == 0:
         msg = f"noise must have shape (samples, {rows.n_columns}), not {tuple(noise.shape)}."
         raise SettingsError(msg)
@@ -87,22 +129,82 @@ def _references(rows: Rows, noise: Tensor, before: Tensor, frobenius: float) -> 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What a method has computed, to be judged by :func:`finish_projection`."""
+    """What a method has computed, to be judged by :func:`finish_projection`.
 
-    directions: Tensor  # (S, P)
-    sweeps: Tensor | int  # passes over the rows, (S,) or the same for all samples
-    failure: Outcome  # why a sample may have missed the tolerance
-    precision: torch.dtype  # of the factors
+    Attributes
+    ----------
+    directions : Tensor (S, P)
+        The projected noise.
+    sweeps : Tensor (S,) or int
+        Passes over the rows, per sample or the same for all.
+    failure : Outcome
+        Why a sample may have missed the tolerance.
+    precision : torch.dtype
+        The precision of the factors.
+    rank : int, optional
+        The rank of the rows, if the method decides one.
+    cutoff : float, optional
+        Eigenvalues below this part of the largest one counted as zero.
+    norms : pair of Tensor (S,), optional
+        ``|A v|`` and ``|A noise|``, if they were measured already and the callback was told.
+    frobenius : float
+        The Frobenius norm of the rows, for a method that meets the tolerance in the mean over noise; else 0.
+
+    Examples
+    --------
+    >>> Attempt(torch.zeros(1, 3), sweeps=1, failure=Outcome.TRUNCATED, precision=torch.float64).rank is None
+    True
+    """
+
+    directions: Tensor
+    sweeps: Tensor | int
+    failure: Outcome
+    precision: torch.dtype
     rank: int | None = None
     cutoff: float | None = None
-    norms: tuple[Tensor, Tensor] | None = None  # |A v|, |A noise| (S,), if they were measured and the callback told
-    frobenius: float = 0.0  # as in residual_targets
+    norms: tuple[Tensor, Tensor] | None = None
+    frobenius: float = 0.0
 
 
 def finish_projection(
     projector: Projector, rows: Rows, noise: Tensor, attempt: Attempt, callback: Callback | None = None
 ) -> Projection:
-    """Measure the residual, judge it by the stopping rule, warn where it fails, and return the result."""
+    """Measure the residual, judge it by the stopping rule, warn where it fails, and return the result.
+
+    The cost is one product of the rows with all directions and all noise, unless the attempt has their norms.
+
+    Parameters
+    ----------
+    projector : Projector
+        Its ``rtol`` and ``atol`` are the tolerance, and the name of its class is in the report.
+    rows : Rows
+        The matrix whose null space was projected on.
+    noise : Tensor (S, P)
+        What was projected, from :func:`check_noise`.
+    attempt : Attempt
+        What came of it.
+    callback : callable (sweeps, residual (S,)) -> None, optional
+        Told of the residual.
+
+    Returns
+    -------
+    Projection
+        The directions and how it went. A sample that missed the tolerance is also a ``ConvergenceWarning``.
+
+    Raises
+    ------
+    NullBayesError
+        If the directions hold NaN or Inf.
+
+    Examples
+    --------
+    >>> import nullbayes as nb
+    >>> rows, noise = nb.DenseRows(torch.eye(2, 3)), torch.ones(1, 3)
+    >>> found = torch.tensor([[0.001, 0.0, 1.0]])
+    >>> attempt = Attempt(found, sweeps=1, failure=Outcome.MAX_SWEEPS, precision=torch.float32)
+    >>> finish_projection(nb.projectors.Krylov(rtol=0.01), rows, noise, attempt).info.residual
+    tensor([0.0007], dtype=torch.float64)
+    """
     directions, failure, norms = attempt.directions, attempt.failure, attempt.norms
     if norms is None or rows.reference is not rows:
         after, before = rows.reference.norms(torch.cat([directions, noise])).split(len(noise))
