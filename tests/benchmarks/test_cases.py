@@ -73,6 +73,9 @@ def numbers(value: Any) -> list[float]:
 # --- the cases ------------------------------------------------------------------------------------------------------
 
 
+SLOWER = ("latency", "memory", "promise")
+
+
 @pytest.mark.parametrize("name", runner.case_names())
 def test_case_is_complete(name: str) -> None:
     case = runner.load_case(name)
@@ -83,7 +86,9 @@ def test_case_is_complete(name: str) -> None:
     assert runner.options_of(case, "full", torch.device("cuda"), {}) == case.FULL | getattr(case, "CUDA", {})
 
 
-@pytest.mark.parametrize("name", runner.case_names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOWER else n for n in runner.case_names()]
+)
 def test_case_runs_small(
     name: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], pytestconfig: pytest.Config
 ) -> None:

@@ -191,6 +191,7 @@ def test_a_change_is_caught_in_the_sweep_in_which_it_happens(storage: Any) -> No
     assert len(seen) == 2
 
 
+@pytest.mark.slow
 def test_a_fit_with_rows_formed_again_catches_a_change() -> None:
     loader = data(40)
     posterior = nb.ProjectedPosterior(MLP.build(), prior_precision=1.0)

@@ -34,7 +34,7 @@ def test_outputs_of_earlier_batches_are_not_kept(monkeypatch: pytest.MonkeyPatch
         nonlocal most
         outputs = outputs_of(self, x)
         alive.append(weakref.ref(outputs))
-        gc.collect()
+        gc.collect(0)
         most = max(most, sum(ref() is not None for ref in alive))
         return outputs
 

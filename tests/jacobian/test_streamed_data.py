@@ -267,8 +267,10 @@ class Lazy(Dataset[Any]):
 
 
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
-@pytest.mark.parametrize("kind", ["list", "loader", "workers"])
-@pytest.mark.parametrize("posterior", [nb.ProjectedPosterior, nb.LossProjectedPosterior])
+@pytest.mark.parametrize("kind", ["list", pytest.param("loader", marks=pytest.mark.slow), "workers"])
+@pytest.mark.parametrize(
+    "posterior", [pytest.param(nb.ProjectedPosterior, marks=pytest.mark.slow), nb.LossProjectedPosterior]
+)
 def test_a_fit_over_streamed_data_gives_the_same_directions(
     posterior: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -216,7 +216,11 @@ def test_out_of_memory_errors_are_not_taken_for_unsupported_routes(
     ids=["projected", "loss-projected"],
 )
 @pytest.mark.parametrize(
-    "projector", [Krylov(Alternating(block_rows=3), rtol=0.1), ExactDual()], ids=["Krylov", "ExactDual"]
+    "projector",
+    [
+        pytest.param(Krylov(Alternating(block_rows=3), rtol=0.1), marks=pytest.mark.slow, id="Krylov"),
+        pytest.param(ExactDual(), id="ExactDual"),
+    ],
 )
 def test_an_allocation_that_fails_once_does_not_end_a_fit(kind: type, rows: type, projector: Any) -> None:
     model = Plain().failing_at(0)
