@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 import sys
+import warnings
 
 import pytest
 import torch
@@ -21,6 +22,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "cpu: about the CPU or its memory; left out on another --device")
     if config.getoption("--device") != "cpu":
         torch.set_default_device(config.getoption("--device"))  # before any test makes its data
+        with warnings.catch_warnings():  # the first product in torch's backward thread warns about its own set-up
+            warnings.simplefilter("ignore")
+            one = torch.ones(2, 2, requires_grad=True)
+            torch.autograd.grad((one @ one).sum(), one)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

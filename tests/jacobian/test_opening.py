@@ -40,6 +40,7 @@ def test_outputs_of_earlier_batches_are_not_kept(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Network, "outputs", watched)
     monkeypatch.setitem(nb.jacobian.opening._EXAMPLES_AT_A_TIME, X.device.type, 64)
+    monkeypatch.setattr(nb.jacobian.opening, "_NUMBERS_KEPT", 64)
     opened("classification", randint(3, (N,), generator=GENERATOR))
     assert len(alive) > N // 64
     assert most <= 4  # that of the first examples, the current and the previous batch
@@ -51,7 +52,11 @@ def batches(outputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 @pytest.mark.parametrize("shape", [(3,), (2, 3)])
 @pytest.mark.parametrize("likelihood", [Regression(), Classification(class_dim=-1), Bernoulli("multilabel")])
-def test_sums_over_batches_are_those_of_all_data(likelihood: Likelihood, shape: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("kept", [1, 60, 10**6])
+def test_sums_over_batches_are_those_of_all_data(
+    likelihood: Likelihood, shape: tuple[int, ...], kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nb.jacobian.opening, "_NUMBERS_KEPT", kept)
     outputs = 100.0 + randn(40, *shape, generator=GENERATOR, dtype=torch.float64)
     if isinstance(likelihood, Classification):
         targets = randint(3, (40, *shape[:-1]), generator=GENERATOR)
@@ -60,7 +65,8 @@ def test_sums_over_batches_are_those_of_all_data(likelihood: Likelihood, shape: 
         targets = (randn(40, *shape, generator=GENERATOR, dtype=torch.float64) > 0).double()
     sums = OutputSums(likelihood, outputs[:1], targets[:1])
     for part in batches(outputs, targets):
-        sums.add(None, *part)
+        sums.see(None, *part)
+    sums.add_waiting()
     counted = likelihood.counted(outputs, targets)
     assert sums.n_counted == (outputs.numel() if counted is None else int(counted.sum()))
     assert sums.spread() == pytest.approx(likelihood.spread(outputs, targets), rel=1e-10)

@@ -27,6 +27,7 @@ from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn,
 from nullbayes.limits import is_out_of_memory
 
 _EXAMPLES_AT_A_TIME = {"cpu": 64, "cuda": 1024}
+_NUMBERS_KEPT = 2**21  # outputs that wait to be added up: a sum over many small batches takes longer than one over all
 _PASSING = {  # operations that move numbers and leave them as they are
     "AliasBackward", "CloneBackward", "IndexBackward", "PermuteBackward", "ReshapeAliasBackward", "SelectBackward",
     "SliceBackward", "SqueezeBackward", "TBackward", "ToCopyBackward", "TransposeBackward", "UnsafeViewBackward",
@@ -83,8 +84,9 @@ def open_data(
         check_outputs(examples, start, outputs)
         chosen.check(outputs, y)
         sums = sums or OutputSums(chosen, outputs[:1], y[:1])
-        sums.add(x, outputs, y)
+        sums.see(x, outputs, y)
     assert sums is not None  # there is at least one example
+    sums.add_waiting()
     if sums.n_counted == 0 and not examples.partial:
         msg = "Every target is one to be ignored (ignore_index): there is nothing to project on."
         raise DataError(msg)
@@ -126,9 +128,25 @@ class OutputSums:
         self._lowest, self._highest = float("inf"), -float("inf")
         self._differs = self._sum_of_squares = self._off_one = self._as_logits = self._as_probabilities = 0.0
         self._label_on_padding = self._ignored_in_mask = False
+        self._waiting: list[tuple[Tensor, Tensor]] = []
 
-    def add(self, x: Any, outputs: Tensor, targets: Tensor) -> None:  # (n, ...)
-        """Take in another batch."""
+    def see(self, x: Any, outputs: Tensor, targets: Tensor) -> None:  # (n, ...)
+        """Take in another batch. It is added to the sums when there are enough numbers, or by `add_waiting`."""
+        on_padding, in_mask = _compare_with_mask(self.likelihood, x, targets)
+        self._label_on_padding |= on_padding
+        self._ignored_in_mask |= in_mask
+        self._waiting.append((outputs, targets))
+        if sum(waiting.numel() for waiting, _ in self._waiting) >= _NUMBERS_KEPT:
+            self.add_waiting()
+
+    def add_waiting(self) -> None:
+        """Add the batches that wait to the sums."""
+        if self._waiting:
+            outputs, targets = (torch.cat(parts) for parts in zip(*self._waiting, strict=True))
+            self._waiting.clear()
+            self._add(outputs, targets)
+
+    def _add(self, outputs: Tensor, targets: Tensor) -> None:  # (n, ...)
         n, values = len(outputs), outputs.double()
         counted = self.likelihood.counted(outputs, targets)
         self.n_counted += outputs.numel() if counted is None else int(counted.sum())
@@ -143,9 +161,6 @@ class OutputSums:
         share = self.n / (self.n + n)
         self._statistics = share * self._statistics + (1 - share) * self.likelihood.statistics(outputs, targets)
         self._add_values(values, targets, outputs)
-        on_padding, in_mask = _compare_with_mask(self.likelihood, x, targets)
-        self._label_on_padding |= on_padding
-        self._ignored_in_mask |= in_mask
         self.n += n
 
     def _add_values(self, values: Tensor, targets: Tensor, outputs: Tensor) -> None:
