@@ -79,7 +79,8 @@ def test_the_report_prints_and_is_json(kind: type) -> None:
     for wanted in (
         "ExactDual",
         "5 examples",
-        "kernel dimension",
+        "null space",
+        "dimensions",
         "±",
         "std on training",
         f"{report.prior_precision:.4g}",

@@ -105,13 +105,13 @@ class FitReport(Measured):
         share = self.kernel_dimension / self.n_parameters
         ignored = "" if self.n_counted == self.n_rows else f" ({self.n_counted:,} count, the rest is ignored)"
         within = "reached" if self.converged else "NOT reached"
-        dimension = f"{self.kernel_dimension:,.1f} ± {self.kernel_dimension_stderr:.1f} ({share:.1%} of the parameters)"
+        size = f"{self.kernel_dimension:,.1f} ± {self.kernel_dimension_stderr:.1f} dimensions"
         lines = {
             "projector": f"{self.projector}: {self.reason}",
             "rows": f"{self.n_rows:,} of {self.n_data:,} examples{ignored}, {self.route}",
             "parameters": f"{self.n_parameters:,}",
             "samples": f"{self.n_samples}",
-            "kernel dimension": dimension + (", COLLAPSED" if self.collapsed else ""),
+            "null space": f"{size} ({share:.1%} of the parameters)" + (", COLLAPSED" if self.collapsed else ""),
             "residual": f"{max(self.residual):.1e} at worst, tolerance {self.tolerance:.1e} {within}, "
             f"{self.sweeps} sweeps",
             "prior precision": f"{self.prior_precision:.4g}{self._why()}",
