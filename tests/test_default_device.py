@@ -15,6 +15,7 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes import demo, metrics
+from nullbayes.predictive import SCORES
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos
 from nullbayes.testing import cases
 from support.models import CLASSIFICATION, MLP, MODELS, Model
@@ -75,7 +76,7 @@ def test_posterior_is_on_the_device_of_its_model(
     for pred_type in ("linearized", "sampled"):
         prediction = posterior.predict(x, pred_type=pred_type)
         assert is_at(elsewhere, prediction.mean, prediction.variance, prediction.probs, prediction.samples)
-    for score in ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information"):
+    for score in SCORES:
         assert is_at(elsewhere, posterior.ood_score(x, score))
     assert is_at(elsewhere, posterior.functional_variance(x, exact=True), *posterior.sample().values())
     assert posterior.report.n_samples == 6

@@ -23,7 +23,6 @@ from nullbayes.baselines.method import FitContext, Learned, Method, Question
 from nullbayes.errors import FileError, SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.posteriors import SamplePosterior
-from nullbayes.posteriors.arguments import normal
 from support.method_table import X_NEW
 from support.models import CLASSIFICATION, MLP, batches
 
@@ -103,12 +102,14 @@ def test_a_baseline_of_ones_own_needs_no_edit_in_the_library(tmp_path: Path) -> 
 
 def test_the_recipe_for_contributors_works(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    found = re.search(r"```python\n(   @dataclass\(frozen=True\)\n   class _Relative.*?)```", page, re.DOTALL)
+    found = re.search(r"```python\n(   from __future__(?:(?!```).)*class _Relative.*?)```", page, re.DOTALL)
     assert found is not None
-    names = {**globals(), "Baseline": baselines.Baseline, "normal": normal}
-    exec(compile(textwrap.dedent(found[1]), "CONTRIBUTING.md", "exec", dont_inherit=True, flags=ANNOTATIONS), names)
+    names: dict[str, Any] = {"__name__": __name__}
+    exec(compile(textwrap.dedent(found[1]), "CONTRIBUTING.md", "exec", dont_inherit=True), names)
     model = MLP.build()
-    posterior = names["RelativeNoise"](model).fit([CLASSIFICATION.data()], 3, progress=False)
+    with pytest.raises(SettingsError, match="scale must be a positive number"):
+        names["RelativeNoise"](model, scale=-1.0)
+    posterior = names["RelativeNoise"](model, scale=0.2).fit([CLASSIFICATION.data()], 3, progress=False)
     posterior.save(tmp_path / "posterior")
     loaded = nb.load(tmp_path / "posterior", model)
     assert type(loaded) is names["RelativeNoise"]
@@ -227,7 +228,7 @@ def test_abstract_classes_cannot_be_loaded(tmp_path: Path) -> None:
     posterior = baselines.MAP(model).fit([CLASSIFICATION.data()], 1, progress=False)
     posterior.save(tmp_path / "posterior")
     tensors, header = io.read(tmp_path / "posterior")
-    for name in ("Baseline", "KernelPosterior", "SamplePosterior", "object", ""):
+    for name in ("Baseline", "NullSpacePosterior", "SamplePosterior", "object", ""):
         io.save(tmp_path / "posterior", tensors, {**header, "kind": name})
         with pytest.raises(FileError, match="kind of its header is"):
             nb.load(tmp_path / "posterior", model)

@@ -20,6 +20,7 @@ from nullbayes.errors import (
     NullBayesError,
     SettingsError,
 )
+from nullbayes.predictive.prediction import SCORES, WITHOUT_PROBABILITIES
 from support.models import BATCHNORM, CLASSIFICATION, MLP, Task, call
 from support.posterior_fits import DATA, X, Y, attempt, each_kind
 
@@ -145,7 +146,7 @@ def test_the_projector_that_a_memory_error_advises_is_accepted() -> None:
     assert max(posterior.report.residual) < 1e-2
 
 
-@pytest.mark.parametrize("kind", ["max_prob_variance", "entropy", "mutual_information"])
+@pytest.mark.parametrize("kind", [kind for kind in SCORES if kind not in WITHOUT_PROBABILITIES])
 def test_scores_of_probabilities_need_probabilities(kind: str) -> None:
     posterior = attempt(MLP.build(1), [(X, torch.zeros(5, dtype=torch.float64))], "regression")
     with pytest.raises(LikelihoodError, match="'max_variance'"):

@@ -106,6 +106,46 @@ def begin(request: FitRequest, base: Base | None, seed: int | None, store: Check
     return noise, plan
 
 
+def run_trial(request: FitRequest, noise: Noise) -> Promise:
+    """Fit a small posterior to some of the training data, and measure which precision others, kept apart, require.
+
+    The noise is that of the fit's own samples.
+    """
+    rows, folds = request.rows, split(request.rows, noise.seed)
+    looks = ((rows.examples.chosen(apart), _trial_directions(request, inside, noise)) for inside, apart in folds)
+    seen = answers(rows, looks)
+    needed, by = least_precision(seen)
+    return Promise(sum(len(apart) for _, apart in folds), len(folds[0][0]), needed, 0.0, by, seen.std)
+
+
+def _trial_directions(request: FitRequest, inside: Sequence[int], noise: Noise) -> Tensor:  # (S, P)
+    """Return noise, projected on the null space of the rows of some examples."""
+    rows, n_samples = request.rows, SAMPLES if noise.base is None else request.n_samples
+    if not inside:
+        return noise.draw(rows.network, 0, n_samples)[:n_samples].to(rows.device, rows.dtype)
+    asked, plan = _trial_plan(replace(request, rows=rows.on(rows.examples.chosen(inside))), n_samples)
+    drawn = noise.draw(rows.network, 0, asked.n_samples)[: asked.n_samples]
+
+    def work(plan: FitPlan) -> Tensor:
+        state = plan.projector.prepare(_within(asked.rows, plan).stored(plan.storage))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # a residual only adds to the variance
+            projection = plan.projector.apply(state, drawn)
+        if projection.info.outcome is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt
+        return projection.directions
+
+    return within_memory(asked, plan, work)
+
+
+def _trial_plan(request: FitRequest, n_samples: int) -> tuple[FitRequest, FitPlan]:
+    """Plan for so many samples, or for those of the fit if memory is too small, or with the fit's own projector."""
+    for asked in (replace(request, n_samples=n_samples, projector="auto"), replace(request, projector="auto")):
+        with contextlib.suppress(SettingsError):
+            return asked, make_plan(asked)
+    return request, make_plan(request)
+
+
 def build(request: FitRequest, plan: FitPlan, meter: Meter) -> Prepared:
     """Build rows and projector by a plan."""
     jacobian = _within(request.rows, plan)
@@ -114,6 +154,47 @@ def build(request: FitRequest, plan: FitPlan, meter: Meter) -> Prepared:
     with meter.phase("factors"):
         state = plan.projector.prepare(rows)
     return Prepared(request, plan, jacobian, rows, state)
+
+
+def _within(rows: JacobianRows, plan: FitPlan) -> JacobianRows:
+    """Return a copy of rows that works within the memory of a plan; another plan starts from the original."""
+    jacobian = copy.copy(rows)
+    jacobian.working_bytes = plan.working_bytes
+    return jacobian
+
+
+def draw(
+    prepared: Prepared,
+    noise: Noise,
+    n_samples: int,
+    bar: Progress,
+    meter: Meter,
+    *,
+    before: Fitted | None = None,
+    promise: Promise | None = None,
+    store: Checkpoint | None = None,
+    note: str = "",
+) -> Fitted:
+    """Draw samples and measure them, together with those ``before`` them."""
+    projector, start = prepared.plan.projector, 0 if before is None else len(before.directions)
+    drawn = noise.draw(prepared.jacobian.network, start, n_samples)
+    with meter.phase("projection"):
+        callback = bar.sweeps(projector.rtol)
+        projection = projector.apply(prepared.state, drawn, callback=callback, store=store)
+    directions = projection.directions[:n_samples]
+    estimates = projection.info.traces[slice(0, n_samples) if noise.base is None else slice(n_samples, None)]
+    with meter.phase("measure"):
+        measured = measure(prepared, noise, directions, projection.info, estimates)
+        measured = replace(measured, promise=promise, notes=(*measured.notes, note) if note else measured.notes)
+        if before is not None:
+            measured = merged(before.measured, measured)
+            directions = torch.cat([before.directions, directions])
+        if measured.promise is not None:
+            closed = measured.precision("optimal", prepared.jacobian.network.theta)
+            kept = inspected(measured.promise, prepared.jacobian, directions, closed, noise.seed)
+            measured = replace(measured, promise=kept)
+    measured = timed(measured, meter.seconds, meter.peak())
+    return Fitted(directions, measured, projection.info.outcome is Outcome.INTERRUPTED)
 
 
 def prepare(
@@ -161,84 +242,3 @@ def check_same_data(rows: JacobianRows, measured: Measured) -> None:
     if rows.examples.fingerprint() != measured.data:
         msg = "These are other data than the posterior was fitted to: pass those again, in the same order."
         raise DataError(msg)
-
-
-def _within(rows: JacobianRows, plan: FitPlan) -> JacobianRows:
-    """Return a copy of rows that works within the memory of a plan; another plan starts from the original."""
-    jacobian = copy.copy(rows)
-    jacobian.working_bytes = plan.working_bytes
-    return jacobian
-
-
-def draw(
-    prepared: Prepared,
-    noise: Noise,
-    n_samples: int,
-    bar: Progress,
-    meter: Meter,
-    *,
-    before: Fitted | None = None,
-    promise: Promise | None = None,
-    store: Checkpoint | None = None,
-    note: str = "",
-) -> Fitted:
-    """Draw samples and measure them, together with those ``before`` them."""
-    projector, start = prepared.plan.projector, 0 if before is None else len(before.directions)
-    drawn = noise.draw(prepared.jacobian.network, start, n_samples)
-    with meter.phase("projection"):
-        callback = bar.sweeps(projector.rtol)
-        projection = projector.apply(prepared.state, drawn, callback=callback, store=store)
-    directions = projection.directions[:n_samples]
-    estimates = projection.info.traces[slice(0, n_samples) if noise.base is None else slice(n_samples, None)]
-    with meter.phase("measure"):
-        measured = measure(prepared, noise, directions, projection.info, estimates)
-        measured = replace(measured, promise=promise, notes=(*measured.notes, note) if note else measured.notes)
-        if before is not None:
-            measured = merged(before.measured, measured)
-            directions = torch.cat([before.directions, directions])
-        if measured.promise is not None:
-            closed = measured.precision("optimal", prepared.jacobian.network.theta)
-            kept = inspected(measured.promise, prepared.jacobian, directions, closed, noise.seed)
-            measured = replace(measured, promise=kept)
-    measured = timed(measured, meter.seconds, meter.peak())
-    return Fitted(directions, measured, projection.info.outcome is Outcome.INTERRUPTED)
-
-
-def run_trial(request: FitRequest, noise: Noise) -> Promise:
-    """Fit a small posterior to some of the training data, and measure which precision others, kept apart, require.
-
-    The noise is that of the fit's own samples.
-    """
-    rows, folds = request.rows, split(request.rows, noise.seed)
-    looks = ((rows.examples.chosen(apart), _trial_directions(request, inside, noise)) for inside, apart in folds)
-    seen = answers(rows, looks)
-    needed, by = least_precision(seen)
-    return Promise(sum(len(apart) for _, apart in folds), len(folds[0][0]), needed, 0.0, by, seen.std)
-
-
-def _trial_directions(request: FitRequest, inside: Sequence[int], noise: Noise) -> Tensor:  # (S, P)
-    """Return noise, projected on the null space of the rows of some examples."""
-    rows, n_samples = request.rows, SAMPLES if noise.base is None else request.n_samples
-    if not inside:
-        return noise.draw(rows.network, 0, n_samples)[:n_samples].to(rows.device, rows.dtype)
-    asked, plan = _trial_plan(replace(request, rows=rows.on(rows.examples.chosen(inside))), n_samples)
-    drawn = noise.draw(rows.network, 0, asked.n_samples)[: asked.n_samples]
-
-    def work(plan: FitPlan) -> Tensor:
-        state = plan.projector.prepare(_within(asked.rows, plan).stored(plan.storage))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # a residual only adds to the variance
-            projection = plan.projector.apply(state, drawn)
-        if projection.info.outcome is Outcome.INTERRUPTED:
-            raise KeyboardInterrupt
-        return projection.directions
-
-    return within_memory(asked, plan, work)
-
-
-def _trial_plan(request: FitRequest, n_samples: int) -> tuple[FitRequest, FitPlan]:
-    """Plan for so many samples, or for those of the fit if memory is too small, or with the fit's own projector."""
-    for asked in (replace(request, n_samples=n_samples, projector="auto"), replace(request, projector="auto")):
-        with contextlib.suppress(SettingsError):
-            return asked, make_plan(asked)
-    return request, make_plan(request)

@@ -183,6 +183,7 @@ _TERMS: dict[str, Callable[[Prediction, Likelihood], Tensor]] = {
     "mutual_information": _mutual_information,  # the part of the entropy that is due to disagreement between samples
 }
 SCORES = tuple(_TERMS)
+WITHOUT_PROBABILITIES = ("max_variance", "sum_variance")  # scores that every likelihood has
 
 
 def score(prediction: Prediction, likelihood: Likelihood, kind: str, per: str = "input") -> Tensor:  # (N,) or (N, ...)
@@ -197,7 +198,7 @@ def score(prediction: Prediction, likelihood: Likelihood, kind: str, per: str = 
     if per not in PER:
         msg = f"per must be one of {', '.join(PER)}, not {per!r}."
         raise SettingsError(msg)
-    if _TERMS[kind] is not _variance and prediction.probs is None:
+    if kind not in WITHOUT_PROBABILITIES and prediction.probs is None:
         msg = (
             f"kind={kind!r} needs probabilities, which a {likelihood.name} likelihood does not have: "
             "use 'max_variance'."
