@@ -1,7 +1,6 @@
 """A posterior class that is defined outside the library is saved and loaded without an edit inside it."""
 
 from __future__ import annotations
-import __future__
 
 import copy
 import pickle
@@ -25,8 +24,6 @@ from nullbayes.jacobian.network import Network
 from nullbayes.posteriors import SamplePosterior
 from support.method_table import X_NEW
 from support.models import CLASSIFICATION, MLP, batches
-
-ANNOTATIONS = __future__.annotations.compiler_flag
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves
 from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network, OutputFn, Selection
-from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, Regression, resolve
+from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, resolve
 from nullbayes.limits import is_out_of_memory
 
 _EXAMPLES_AT_A_TIME = {"cpu": 64, "cuda": 1024}
@@ -190,7 +190,7 @@ class OutputSums:
 
     def stds(self) -> Tensor | None:  # (O,)
         """Return the standard deviation of each output, where they are independent; else None."""
-        apart = self._mean.ndim == 1 and isinstance(self.likelihood, (Bernoulli, Regression))
+        apart = self._mean.ndim == 1 and self.likelihood.independent_outputs
         return (self._squares / self.n).sqrt() if apart else None
 
     def check(self) -> None:

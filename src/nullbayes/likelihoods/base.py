@@ -41,6 +41,7 @@ class Likelihood(ABC):
     name: str
     has_probabilities: bool = True
     has_closed_form: bool = True  # whether `nll` takes a variance
+    independent_outputs: bool = False  # whether every output has a target, and perhaps units, of its own
     temperature: float = 1.0
     some_ignored: bool = False  # whether training targets ignored some positions
     more_ignored: bool = False  # whether some of these are not masked by the inputs' own attention mask

@@ -34,6 +34,7 @@ class Bernoulli(Likelihood):
 
     name: str
     temperature: float = 1.0
+    independent_outputs = True
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse the wrong number of logits, and targets that are not 0 or 1."""
@@ -116,6 +117,7 @@ class Regression(Likelihood):
     name: str = "regression"
     temperature: float = 1.0
     has_probabilities = False
+    independent_outputs = True
 
     def __post_init__(self) -> None:
         given = self.sigma_noise

@@ -19,7 +19,7 @@ from nullbayes.jacobian.data import check_batch
 from nullbayes.jacobian.loaders import batches
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
-from nullbayes.likelihoods import Bernoulli, Likelihood, Regression
+from nullbayes.likelihoods import Likelihood
 from nullbayes.posteriors.arguments import whole
 from nullbayes.posteriors.measure import worst_ratio
 from nullbayes.posteriors.measured import FitCheck
@@ -91,7 +91,7 @@ def _compared(
     found, ratio = None, None
     if likelihood.has_probabilities:
         found = summarize(mean, changes, likelihood, link).probs
-    if outputs.ndim == 2 and outputs.shape[1] > 1 and isinstance(likelihood, (Bernoulli, Regression)):
+    if outputs.ndim == 2 and outputs.shape[1] > 1 and likelihood.independent_outputs:
         ratio = worst_ratio(changes.var(0).mean(0).sqrt(), outputs.std(0, unbiased=False))
     own = None if found is None else likelihood.accuracy(likelihood.probabilities(outputs), targets)
     return FitCheck(
