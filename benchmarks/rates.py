@@ -2,7 +2,7 @@
 
     python -m benchmarks.rates [--device cuda] [--threads 1]
 
-prints the fields of its ``Rates``. Only ratios matter there: they decide between methods, not how long each takes.
+prints the fields of its ``Rates``. Their ratios decide between methods, and the seconds of a plan follow from them.
 """
 
 from __future__ import annotations

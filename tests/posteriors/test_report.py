@@ -13,7 +13,7 @@ from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, Krylov
 from nullbayes.testing import kernel_dimension
 from support.drawing import randn
-from support.models import CLASSIFICATION, CUSTOM, MLP, REGRESSION, Task, batches, jacobian
+from support.models import CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, Task, batches, jacobian
 from support.posterior_fits import ITERATIVE, each_kind, each_task, fit_mlp, probabilities, rows_of, seeded
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
@@ -92,6 +92,14 @@ def test_the_report_prints_and_is_json(kind: type) -> None:
     assert read == report.to_dict()
     assert read["residual"] == list(report.residual)
     assert set(read) == set(type(report).__dataclass_fields__)
+
+
+@pytest.mark.parametrize("task", [CLASSIFICATION, MULTILABEL], ids=["classification", "multilabel"])
+def test_outputs_with_targets_of_their_own_are_judged_one_by_one(task: Task) -> None:
+    posterior = fit_mlp(nb.ProjectedPosterior, task)
+    alone = task is MULTILABEL
+    assert (posterior.report.worst_ratio is not None) == alone
+    assert (posterior.check_fit([task.data()]).worst_ratio is not None) == alone
 
 
 @each_task

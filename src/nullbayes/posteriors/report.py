@@ -113,14 +113,14 @@ class FitReport(Measured):
             "samples": f"{self.n_samples}",
             "null space": f"{size} ({share:.1%} of the parameters)" + (", COLLAPSED" if self.collapsed else ""),
             "residual": f"{max(self.residual):.1e} at worst, tolerance {self.tolerance:.1e} {within}, "
-            f"{self.sweeps} sweeps",
+            f"{self.sweeps} sweep{'s' * (self.sweeps != 1)}",
             "prior precision": f"{self.prior_precision:.4g}{self._why()}",
             "temperature": "" if self.temperature == 1.0 else f"{self.temperature:.3g}",
             "promise": "" if self.promise is None else self._kept(self.promise),
             "std on training": f"{self.train_std:.3g} (the outputs themselves spread by {self.output_std:.3g})"
             + ("" if self.worst_ratio is None else f", of one output by {self.worst_ratio:.2g} of its spread")
             + ("" if self.train_loss_std is None else f", losses {self.train_loss_std:.2g} nats"),
-            "read it so": _NO_NULL_SPACE if self.sized_by_tolerance else "",
+            "how to read it": _NO_NULL_SPACE if self.sized_by_tolerance else "",
             "time": ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items()),
             "memory": "unknown"
             if self.peak_memory is None

@@ -27,7 +27,7 @@ _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 10
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What a device does per second; only the ratios matter."""
+    """What a device does per second. The ratios decide between methods; the plan's seconds follow from all of them."""
 
     single: float  # operations of float32 matrix products
     double: float  # operations of float64 matrix products

@@ -26,10 +26,6 @@ from nullbayes.projectors.stopping import (
     finish_projection,
 )
 
-_BLOCKS_INSTEAD = (
-    "use nb.projectors.Krylov(nb.projectors.Alternating(block_rows=...)), which needs no matrix of all rows"
-)
-
 
 @dataclass(frozen=True)
 class DirectState:
@@ -47,6 +43,11 @@ class DirectState:
 
 class Direct(Projector):
     """A projector whose map is the same for all noise; a subclass prepares a :class:`DirectState`."""
+
+    @property
+    def memory_advice(self) -> str:
+        """Advise a method that needs no matrix of all rows or columns."""
+        return "use nb.projectors.Krylov(nb.projectors.Alternating(block_rows=...)), which needs no matrix of all rows"
 
     def _apply(self, state: DirectState, noise: Tensor, callback: Callback | None, store: Store | None) -> Projection:
         noise = check_noise(state.rows, noise)
@@ -104,11 +105,6 @@ class ExactDual(Direct):
     def __post_init__(self) -> None:
         check_tolerance(self.rtol, self.atol)
         check_cutoff(self.cutoff)
-
-    @property
-    def memory_advice(self) -> str:
-        """Advise a method that needs no matrix of all rows."""
-        return _BLOCKS_INSTEAD
 
     def _prepare(self, rows: Rows) -> DirectState:
         cutoff = relative_cutoff(rows.n_rows, rows.dtype) if self.cutoff is None else self.cutoff
@@ -170,11 +166,6 @@ class ExactPrimal(Direct):
     def __post_init__(self) -> None:
         check_tolerance(self.rtol, self.atol)
         check_cutoff(self.cutoff)
-
-    @property
-    def memory_advice(self) -> str:
-        """Advise a method that needs no matrix of all columns."""
-        return _BLOCKS_INSTEAD
 
     def _prepare(self, rows: Rows) -> DirectState:
         spared = self.rtol if self.truncate else 0.0
