@@ -33,7 +33,7 @@ class Isotropic(Method[Tensor]):
     relative: float = 0.1
 
     scores = ("gradient", "max_variance")
-    row_score = "gradient"
+    own_score = "gradient"
 
     def __post_init__(self) -> None:
         if self.relative <= 0:

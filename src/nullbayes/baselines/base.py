@@ -229,29 +229,25 @@ class Baseline(SamplePosterior):
         as for :meth:`ProjectedPosterior.ood_score`.
         """
         kinds = self._method.scores
-        kind = kinds[0] if kind is None else kind
+        kind = self._method.default_score(self._likelihood) if kind is None else kind
         if kind not in kinds:
             msg = f"kind must be one of {', '.join(kinds)} for {type(self).__name__}, not {kind!r}."
             raise SettingsError(msg)
-        if kind == self._method.row_score:
-            return self._row_scores(x, per, mask)
+        if kind == self._method.own_score:
+            return self._own_scores(x, per, mask)
         whole = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
         pieces = [x] if whole else stream(x, self._network, self._batch_fn, self.n_samples)
-        scores = []
-        for piece in pieces:
-            prediction = self.predict(piece, pred_type=pred_type, mask=mask)
-            own = self._method.score(prediction, self._likelihood, kind, per)
-            scores.append(self._scored(prediction, kind, per, mask) if own is None else own)
-        return torch.cat(scores)
+        predicted = (self.predict(piece, pred_type=pred_type, mask=mask) for piece in pieces)
+        return torch.cat([self._scored(prediction, kind, per, mask) for prediction in predicted])
 
     @full_precision()
-    def _row_scores(self, x: Any, per: str, mask: Mask) -> Tensor:  # (N,)
+    def _own_scores(self, x: Any, per: str, mask: Mask) -> Tensor:  # (N,)
         method, state = self._method, self._state()
         if per != "input" or not (mask is None or (isinstance(mask, str) and mask == "all")):
-            msg = f'The score "{method.row_score}" is of whole inputs: it takes no mask, and per="input" only.'
+            msg = f'The score "{method.own_score}" is of whole inputs: it takes no mask, and per="input" only.'
             raise SettingsError(msg)
         self._network.check_unchanged()
-        return torch.cat([method.score_rows(state, rows, part) for part, rows in rows_at(self._question(x))])
+        return method.score_inputs(state, self._question(x))
 
     @full_precision()
     def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)

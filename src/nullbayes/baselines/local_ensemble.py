@@ -39,7 +39,7 @@ class _Outside(Method[LowRank]):
 
     has_prior = False
     scores = ("local_ensemble",)
-    row_score = "local_ensemble"
+    own_score = "local_ensemble"
 
     def __post_init__(self) -> None:
         check_counts(vars(self))
@@ -123,7 +123,7 @@ class _SketchedLanczos(Method[Sketched]):
 
     has_prior = False
     scores = ("sketched_lanczos",)
-    row_score = "sketched_lanczos"
+    own_score = "sketched_lanczos"
 
     def __post_init__(self) -> None:
         check_counts(vars(self))

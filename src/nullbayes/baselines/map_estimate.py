@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.method import FitContext, Learned, Method, Question
-from nullbayes.errors import LikelihoodError, SettingsError
+from nullbayes.errors import SettingsError
 from nullbayes.jacobian.network import Network
-from nullbayes.likelihoods import Classification, Likelihood
-from nullbayes.predictive import LINKS, PRED_TYPES, Masks, Prediction, joined, pooled, stream
+from nullbayes.predictive import LINKS, OF_MEAN, PRED_TYPES, Masks, Prediction, joined, stream
 
 
 @dataclass(frozen=True)
-class _Network(Method[tuple[()]]):
-    hessian = has_prior = False
-    scores = ("max_softmax", "max_logit", "entropy")
+class NetworkItself(Method[Any]):
+    """The network as it is: one sample without a variance. Detectors derive from it."""
 
-    def fit(self, context: FitContext) -> Learned[tuple[()]]:
+    hessian = has_prior = False
+    scores = OF_MEAN
+
+    def fit(self, context: FitContext) -> Learned[Any]:
+        """Learn nothing."""
         return Learned((), None, "the network itself, one sample")
 
-    def deviations(self, state: tuple[()], network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:
+    def deviations(self, state: Any, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:
+        """Return one sample at the trained parameters."""
         return torch.zeros_like(network.theta)[None]
 
-    def predict(self, state: tuple[()], question: Question) -> Prediction:
+    def predict(self, state: Any, question: Question) -> Prediction:
+        """Return the outputs of the network."""
         if question.pred_type not in PRED_TYPES:
             msg = f"pred_type must be one of {', '.join(PRED_TYPES)}, not {question.pred_type!r}."
             raise SettingsError(msg)
@@ -48,31 +53,12 @@ class _Network(Method[tuple[()]]):
             likelihood.name,
         )
 
-    def score(self, prediction: Prediction, likelihood: Likelihood, kind: str, per: str) -> Tensor | None:
-        probs = prediction.probs
-        if probs is None:
-            msg = f"kind={kind!r} needs logits, which a {likelihood.name} likelihood has not: MAP has no score."
-            raise LikelihoodError(msg)
-        if kind == "entropy":
-            return None
-        if kind == "max_logit":
-            top = likelihood.at_positions(prediction.mean, largest=True)
-            if top.ndim > 1 and per == "input":
-                return -pooled(top, prediction.mask, "max")
-            return pooled(-top, prediction.mask, kind, per)
-        if isinstance(likelihood, Classification):
-            doubt = 1.0 - likelihood.at_positions(probs, largest=True)
-        else:
-            doubt = torch.minimum(probs, 1.0 - probs)
-            doubt = doubt.mean(1) if doubt.ndim == 2 else doubt
-        return pooled(doubt, prediction.mask, "mean", per)
-
 
 class MAP(Baseline):
     """The trained network, without any variance.
 
-    The scores are "max_softmax" (one minus the largest probability; for several labels or positions, the mean over
-    them), "max_logit" (minus the largest logit) and "entropy".
+    The scores are those of its outputs alone: "max_probability", "max_logit", "energy", "generalized_entropy" and
+    "entropy".
 
     Parameters
     ----------
@@ -90,9 +76,9 @@ class MAP(Baseline):
     >>> import nullbayes as nb
     >>> model = nb.as_module(lambda p, x: x * p["w"], {"w": torch.ones(2)})
     >>> x = torch.tensor([[3.0, -3.0], [0.0, 0.0]])
-    >>> nb.baselines.MAP(model).fit(x, torch.tensor([0, 1])).ood_score(x, "max_softmax")
+    >>> nb.baselines.MAP(model).fit(x, torch.tensor([0, 1])).ood_score(x)
     tensor([0.0025, 0.5000])
     """
 
-    _method = _Network()
+    _method = NetworkItself()
     _fewest = 1

@@ -19,7 +19,7 @@ from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.products import output_rows
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.rows import Rows
-from nullbayes.predictive import SCORES, Mask, Prediction, predict, stream
+from nullbayes.predictive import SCORES, Mask, Prediction, default_score, predict, stream
 
 State = TypeVar("State")
 LikelihoodLike = str | Likelihood | LossFn
@@ -139,7 +139,7 @@ class Method(ABC, Generic[State]):
     is_laplace: ClassVar[bool] = False  # the state is a curvature, deviations are samples of its Gaussian
     pred_type: ClassVar[str] = "linearized"  # the default
     scores: ClassVar[tuple[str, ...]] = SCORES  # names; the first is the default
-    row_score: ClassVar[str | None] = None  # the one that score_rows computes
+    own_score: ClassVar[str | None] = None  # the one that score_inputs computes
 
     @abstractmethod
     def fit(self, context: FitContext) -> Learned[State]:
@@ -162,12 +162,16 @@ class Method(ABC, Generic[State]):
         """Return the tensors of the model that sample ``i``, with the parameters ``flat``, replaces."""
         return network.unflatten(flat)
 
-    def score(self, prediction: Prediction, likelihood: Likelihood, kind: str, per: str) -> Tensor | None:
-        """Return a score that only this method has; None for those that all predictions have."""
-        return None
+    def default_score(self, likelihood: Likelihood) -> str:
+        """Return the name of the score of a posterior that is not calibrated."""
+        return default_score(likelihood) if self.scores is SCORES else self.scores[0]
+
+    def score_inputs(self, state: State, question: Question) -> Tensor:  # (N,)
+        """Return the score ``own_score`` of each input; by default from the rows of its outputs."""
+        return torch.cat([self.score_rows(state, rows, part) for part, rows in rows_at(question)])
 
     def score_rows(self, state: State, rows: Tensor, question: Question) -> Tensor:  # (n, O, P) -> (n,)
-        """Return the score ``row_score`` of each input, from the rows of its outputs."""
+        """Return the score ``own_score`` of a few inputs, from the rows of their outputs."""
         raise NotImplementedError
 
     def tensors(self, state: State) -> dict[str, Tensor]:

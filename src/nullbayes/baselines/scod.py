@@ -30,7 +30,7 @@ class _Sketch(Laplace):
 
     form = LowRank
     scores = ("scod", *SCORES)
-    row_score = "scod"
+    own_score = "scod"
 
     def __post_init__(self) -> None:
         check_counts(vars(self))

@@ -97,6 +97,20 @@ class Likelihood(ABC):
             return values
         return values.amax(1) if largest else values.sum(1)
 
+    def choices(self, outputs: Tensor) -> Tensor:  # (n, ...) -> (n, ..., C)
+        """Return the logits of the alternatives of each decision, in the last dimension."""
+        msg = f"A {self.name} likelihood has no logits."
+        raise LikelihoodError(msg)
+
+    def choice_probabilities(self, probs: Tensor) -> Tensor:  # (n, ...) -> (n, ..., C)
+        """Return the probabilities of the alternatives of each decision, in the last dimension."""
+        msg = f"A {self.name} likelihood has no class probabilities."
+        raise LikelihoodError(msg)
+
+    def over_choices(self, values: Tensor) -> Tensor:  # one per decision -> one per position (n, ...)
+        """Return the sum over the decisions at each position."""
+        return self.at_positions(values, largest=False)
+
     def noise_variance(self, outputs: Tensor) -> Tensor | None:
         """Return the variance of the observation noise; None if the likelihood has none."""
         return None

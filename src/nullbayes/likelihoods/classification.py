@@ -130,6 +130,18 @@ class Classification(Likelihood):
         """Return the largest value or the sum over the classes at each position."""
         return values.amax(self._classes) if largest else values.sum(self._classes)
 
+    def choices(self, outputs: Tensor) -> Tensor:  # (n, ...) -> (n, ..., C)
+        """Return the logits with the classes in the last dimension."""
+        return outputs.movedim(self._classes, -1)
+
+    def choice_probabilities(self, probs: Tensor) -> Tensor:  # (n, ...) -> (n, ..., C)
+        """Return the probabilities with the classes in the last dimension."""
+        return probs.movedim(self._classes, -1)
+
+    def over_choices(self, values: Tensor) -> Tensor:  # (n, ...)
+        """Return the values: there is one decision per position."""
+        return values
+
     def tempered(self, temperature: float) -> Likelihood:
         """Return the likelihood with logits divided by the temperature."""
         return replace(self, temperature=temperature)

@@ -81,6 +81,19 @@ class Bernoulli(Likelihood):
         logits = outputs / self.temperature
         return logits if variance is None else shrunk(logits, variance / self.temperature**2)
 
+    def choices(self, outputs: Tensor) -> Tensor:  # (n, ...) -> (n, ..., 2)
+        """Return two logits per label.
+
+        A binary output decides between two classes, which are treated alike. Of several labels, those that apply are
+        evidence of a familiar input and those that do not apply are not, so that the others have the logit zero.
+        """
+        both = (-outputs / 2, outputs / 2) if self.name == "binary" else (torch.zeros_like(outputs), outputs)
+        return torch.stack(both, dim=-1)
+
+    def choice_probabilities(self, probs: Tensor) -> Tensor:  # (n, ...) -> (n, ..., 2)
+        """Return the probabilities that each label does not apply, and that it does."""
+        return torch.stack((1 - probs, probs), dim=-1)
+
     def entropy_terms(self, probs: Tensor) -> Tensor:
         """Return the entropy of each label."""
         terms: Tensor = torch.special.entr(probs) + torch.special.entr(1 - probs)

@@ -166,7 +166,7 @@ def predict(
 def ood_score(
     self: Any,
     x: Any,
-    kind: str = "max_variance",
+    kind: str | None = None,
     *,
     per: str = "input",
     mask: Mask = None,
@@ -178,19 +178,24 @@ def ood_score(
     ----------
     x, mask, pred_type
         As for :meth:`predict`.
-    kind : str
-        "max_variance" (over the outputs), "sum_variance", "max_prob_variance", "entropy" or "mutual_information".
-        Variances of a regression with several outputs are relative to the noise of each.
+    kind : str, optional
+        By default "generalized_entropy", or "max_variance" for likelihoods without probabilities.
+
+        - Of the posterior: "max_variance" (over the outputs), "sum_variance", "max_prob_variance",
+          "mutual_information". Variances of a regression with several outputs are relative to the noise of each.
+        - Of the mean prediction: "entropy", "generalized_entropy", "max_probability" (one minus it), "energy" and
+          "max_logit" (minus it).
     per : "input" or "position"
-        Where outputs have positions (tokens, pixels), the score of an input is the largest of its positions for the
-        kinds that begin with "max", and their mean for the others; masked positions do not count. "position" gives
-        the score of each position, NaN where it is masked.
+        Where outputs have positions (tokens, pixels), the score of an input is the mean over its positions, and the
+        largest of them for "max_variance" and "max_prob_variance"; masked positions do not count. "position" gives the
+        score of each position, NaN where it is masked.
 
     Returns
     -------
     Tensor (N,) or (N, ...)
         The scores, in the order of the inputs.
     """
+    kind = predictive.default_score(self._likelihood) if kind is None else kind
     at_once = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
     pieces = [x] if at_once else stream(x, self._network, self._batch_fn, self.n_samples)  # lengths may differ
     scores = [self._scored(self.predict(piece, pred_type=pred_type, mask=mask), kind, per, mask) for piece in pieces]

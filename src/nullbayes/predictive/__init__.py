@@ -12,8 +12,10 @@ from nullbayes.predictive.outputs import predict as predict
 from nullbayes.predictive.outputs import sample_outputs as sample_outputs
 from nullbayes.predictive.outputs import stream as stream
 from nullbayes.predictive.outputs import summarize as summarize
-from nullbayes.predictive.prediction import SCORES as SCORES
 from nullbayes.predictive.prediction import Prediction as Prediction
-from nullbayes.predictive.prediction import pooled as pooled
-from nullbayes.predictive.prediction import score as score
-from nullbayes.predictive.prediction import warn_of_padding as warn_of_padding
+from nullbayes.predictive.scores import OF_MEAN as OF_MEAN
+from nullbayes.predictive.scores import SCORES as SCORES
+from nullbayes.predictive.scores import default_score as default_score
+from nullbayes.predictive.scores import pooled as pooled
+from nullbayes.predictive.scores import score as score
+from nullbayes.predictive.scores import warn_of_padding as warn_of_padding

@@ -1,9 +1,8 @@
-"""The prediction of a posterior, its intervals and export to arrays and tables, and out-of-distribution scores."""
+"""The prediction of a posterior: its intervals, and its export to arrays and tables."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nullbayes.errors import DataError, LikelihoodError, SettingsError, warn
-from nullbayes.likelihoods import Likelihood
+from nullbayes.errors import LikelihoodError, SettingsError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-PER = ("input", "position")
 
 
 @dataclass(frozen=True)
@@ -150,96 +146,3 @@ class Prediction:
             if isinstance(value, Tensor) or name == "probs"
         )
         return f"Prediction({', '.join(shapes)})"
-
-
-def _variance(prediction: Prediction, likelihood: Likelihood) -> Tensor:
-    noise = prediction.noise
-    if noise is None or noise.numel() == 1:
-        return prediction.variance
-    return prediction.variance / noise  # outputs may have different units
-
-
-def _probability_variance(prediction: Prediction, likelihood: Likelihood) -> Tensor:
-    return likelihood.probabilities(prediction.samples).var(0)
-
-
-def _entropy(prediction: Prediction, likelihood: Likelihood) -> Tensor:
-    assert prediction.probs is not None
-    return likelihood.entropy_terms(prediction.probs)
-
-
-def _mutual_information(prediction: Prediction, likelihood: Likelihood) -> Tensor:
-    probs = likelihood.probabilities(prediction.samples)
-    return likelihood.entropy_terms(probs.mean(0)) - likelihood.entropy_terms(probs).mean(0)
-
-
-# The contribution (N, ...) of each output to a score. A score whose name begins with "max" takes the largest over the
-# outputs and positions of an input; the others sum over outputs and take the mean over positions.
-_TERMS: dict[str, Callable[[Prediction, Likelihood], Tensor]] = {
-    "max_variance": _variance,  # the paper's text
-    "sum_variance": _variance,
-    "max_prob_variance": _probability_variance,  # the authors' code
-    "entropy": _entropy,  # of the mean prediction
-    "mutual_information": _mutual_information,  # the part of the entropy that is due to disagreement between samples
-}
-SCORES = tuple(_TERMS)
-WITHOUT_PROBABILITIES = ("max_variance", "sum_variance")  # scores that every likelihood has
-
-
-def score(prediction: Prediction, likelihood: Likelihood, kind: str, per: str = "input") -> Tensor:  # (N,) or (N, ...)
-    """Return one score per input or per position; high scores mean out-of-distribution.
-
-    Scores do not depend on the units of the outputs of a regression, nor on the length of an input. Masked positions do
-    not count; with ``per="position"`` their score is NaN.
-    """
-    if kind not in SCORES:
-        msg = f"kind must be one of {', '.join(SCORES)}, not {kind!r}."
-        raise SettingsError(msg)
-    if per not in PER:
-        msg = f"per must be one of {', '.join(PER)}, not {per!r}."
-        raise SettingsError(msg)
-    if kind not in WITHOUT_PROBABILITIES and prediction.probs is None:
-        msg = (
-            f"kind={kind!r} needs probabilities, which a {likelihood.name} likelihood does not have: "
-            "use 'max_variance'."
-        )
-        raise LikelihoodError(msg)
-    values = likelihood.at_positions(_TERMS[kind](prediction, likelihood), largest=kind.startswith("max"))
-    values = values.clamp_min(0.0) if kind == "mutual_information" else values  # rounding may make it negative
-    return pooled(values, prediction.mask, kind, per)
-
-
-def pooled(values: Tensor, mask: Tensor | None, kind: str, per: str = "input") -> Tensor:  # (N, ...)
-    """Return the scores of positions, or combine those that count into one score per input."""
-    if per == "position":
-        return values if mask is None else values.masked_fill(~mask, torch.nan)
-    if values.ndim == 1:
-        return values
-    flat = values.flatten(1)
-    counted = torch.ones_like(flat, dtype=torch.bool) if mask is None else mask.flatten(1)
-    if not bool(counted.any(1).all()):
-        empty = int((~counted.any(1)).nonzero()[0])
-        msg = f"The mask leaves nothing of input {empty}: every input must have a position that counts."
-        raise DataError(msg)
-    if kind.startswith("max"):
-        return flat.masked_fill(~counted, -torch.inf).amax(1)
-    return flat.masked_fill(~counted, 0.0).sum(1) / counted.sum(1)
-
-
-def warn_of_padding(likelihood: Likelihood, prediction: Prediction) -> None:
-    """Warn that padding may be part of the scores of a prediction with positions."""
-    if len(likelihood.positions(prediction.mean)) < 2:
-        return
-    if likelihood.some_ignored and prediction.mask is None:
-        message = (
-            "Training targets ignored some positions (padding?), but these inputs come without a mask, so every "
-            "position counts in their scores."
-        )
-    elif likelihood.more_ignored:
-        message = (
-            "Training targets ignored positions that attention_mask counts (special tokens, parts of words?). Nothing "
-            "holds the outputs there, and they count in these scores."
-        )
-    else:
-        return
-    warn(f'{message} Pass mask=..., true where a position counts, or mask="all".')
