@@ -36,9 +36,12 @@ def fingerprint(named: Iterable[tuple[str, Tensor]], text: str = "") -> str:
     return digest.hexdigest()
 
 
-def checksums(leaves: Iterable[Tensor], n: int) -> Tensor:  # (n,) int64
-    """Return the checksum of each of ``n`` examples. A tensor without dimensions belongs to all of them."""
-    total = torch.zeros(n, dtype=torch.int64, device="cpu")
+def checksums(leaves: Iterable[Tensor], n: int, before: Tensor | None = None) -> Tensor:  # (n,) int64
+    """Return the checksum of each of ``n`` examples. A tensor without dimensions belongs to all of them.
+
+    ``before`` are the checksums of other tensors that come before these.
+    """
+    total = torch.zeros(n, dtype=torch.int64, device="cpu") if before is None else before
     for leaf in leaves:
         share = _summed(_words(leaf.detach() if leaf.ndim else leaf.detach()[None]))
         total = total * _STEP + share.cpu()

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from nullbayes.baselines.fitting import Fitted, Learn, draw, run_fit
 from nullbayes.baselines.method import BaselineReport, FitOptions, LikelihoodLike, Method, Question, rows_at
 from nullbayes.baselines.tuning import best_by_evidence, best_by_likelihood, check_how, check_prior
+from nullbayes.decisions.deciding import COMBINED, combined_score, scored_kind
+from nullbayes.decisions.familiar import remember
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn, is_array
 from nullbayes.jacobian.network import OutputFn, Selection
@@ -22,7 +24,7 @@ from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.header import Fields, count
 from nullbayes.posteriors.measured import REPORT
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Mask, Prediction, default_link, joined, stream
+from nullbayes.predictive import SCORES, Mask, Prediction, default_link, joined, stream
 
 
 class Baseline(SamplePosterior):
@@ -127,10 +129,12 @@ class Baseline(SamplePosterior):
     def _fit(self, learn: Learn, loader: Any, targets: Any, n_samples: int, **options: Unpack[FitOptions]) -> Self:
         self._network.check_unchanged()
         self._likelihood, self._directions, self._fitted = self._asked, None, None  # a fit that fails leaves nothing
+        self._familiar = self._calibration = None
         data, choose = (loader, targets, n_samples), not self._parameters_chosen
         fitted, rows, directions = run_fit(self, self._method, learn, data, choose_parameters=choose, **options)
         self._network, self._likelihood = rows.network, rows.likelihood
         self._directions, self._fitted = directions, fitted
+        self._familiar = remember(rows.network, rows.examples)
         return self
 
     def _need_fit(self) -> Fitted:
@@ -169,6 +173,15 @@ class Baseline(SamplePosterior):
             )
             raise NotFittedError(msg)
         return state
+
+    @property
+    def _membership(self) -> str | None:  # type: ignore[override]
+        return self._method.own_score or ("max_variance" if "max_variance" in self._method.scores else None)
+
+    @property
+    def _calibrated_kind(self) -> str:  # type: ignore[override]
+        """The combined score for methods with samples; the method's own score for the others."""
+        return COMBINED if self._method.scores is SCORES else self._method.default_score(self._likelihood)
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
@@ -225,14 +238,16 @@ class Baseline(SamplePosterior):
     ) -> Tensor:  # (N,) or (N, ...)
         """Return a score per input, which is higher for inputs unlike the training data.
 
-        ``kind`` is one of the scores of the method, by default its own where it has one: see the class. The rest is
-        as for :meth:`ProjectedPosterior.ood_score`.
+        ``kind`` is one of the scores of the method, by default the calibrated one, or its own where it has one: see the
+        class. The rest is as for :meth:`ProjectedPosterior.ood_score`.
         """
-        kinds = self._method.scores
-        kind = self._method.default_score(self._likelihood) if kind is None else kind
+        kinds = (*self._method.scores, COMBINED)
+        kind = scored_kind(self, kind, self._method.default_score(self._likelihood))
         if kind not in kinds:
             msg = f"kind must be one of {', '.join(kinds)} for {type(self).__name__}, not {kind!r}."
             raise SettingsError(msg)
+        if kind == COMBINED:
+            return combined_score(self, x, per, mask)
         if kind == self._method.own_score:
             return self._own_scores(x, per, mask)
         whole = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"

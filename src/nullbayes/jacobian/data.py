@@ -62,6 +62,8 @@ class Examples:
     ----------
     partial : bool
         Whether these are only some of the training data.
+    input_sums : Tensor (N,)
+        The checksum of every input, without its target.
     """
 
     partial = False
@@ -84,7 +86,7 @@ class Examples:
         self._starts = [0]
         self._layout: dict[str, Any] = {}
         self._batches: list[Batch] | None = []  # None: too large to hold
-        self._sums, size = self._read_all(loader, held_bytes)
+        self.input_sums, self._sums, size = self._read_all(loader, held_bytes)
         self._stream: Stream | None = Stream(loader, len(self._starts) - 1, held_bytes)
         self._fixed = False  # whether nobody else can write into the tensors that are held
         self._probe()
@@ -175,8 +177,9 @@ class Examples:
         """Return a hash of all data: the checksums of the examples in order, their shapes and types."""
         return fingerprint([("checksums", self._sums)], repr(self._layout))
 
-    def _read_all(self, loader: Iterable[Any], held_bytes: int) -> tuple[Tensor, int]:
-        """Read the data for the first time, and return their checksums and their size in bytes."""
+    def _read_all(self, loader: Iterable[Any], held_bytes: int) -> tuple[Tensor, Tensor, int]:
+        """Read the data for the first time; return checksums of the inputs and of all, and the size in bytes."""
+        inputs: list[Tensor] = []
         sums, size = [], 0
         for i, batch in enumerate(loader):
             x, y = numbered(i, batch, self._batch_fn, self._dtype)
@@ -185,7 +188,8 @@ class Examples:
             self._layout = self._layout or found
             if found != self._layout:
                 raise DataError(_difference(i, found, self._layout))
-            sums.append(checksums(leaves((x, y)), len(y)))
+            inputs.append(checksums(leaves(x), len(y)))
+            sums.append(checksums([y], len(y), inputs[-1]))
             self._starts.append(self._starts[-1] + len(y))
             size += batch_bytes(x, y)
             if size > held_bytes:
@@ -195,7 +199,7 @@ class Examples:
         if not sums:
             msg = "The loader is empty: it yields no batch."
             raise DataError(msg)
-        return torch.cat(sums), size
+        return torch.cat(inputs), torch.cat(sums), size
 
     def _probe(self) -> None:
         """Read the first batches a second time, which shows most loaders that cannot be repeated."""

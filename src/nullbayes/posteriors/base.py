@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
+from nullbayes.decisions import deciding
+from nullbayes.decisions.calibration import Calibration
+from nullbayes.decisions.familiar import Familiar
 from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import Network, OutputFn, Selection
@@ -35,6 +38,10 @@ class SamplePosterior(ABC):
     _link = default_link("linearized")
     _header_fields: ClassVar[Fields] = {}  # that a class adds to the header of its file, with their tests
     _report_fields: ClassVar[Fields] = {}  # of "report" in the header
+    _familiar: Familiar | None = None  # what a fit remembers of the training data
+    _calibration: Calibration | None = None
+    _membership: str | None = "max_variance"  # the score that a combined one takes the logarithm of
+    _calibrated_kind = deciding.COMBINED  # the score that `calibrate` calibrates by default
 
     def __init__(
         self,
@@ -151,6 +158,13 @@ class SamplePosterior(ABC):
             msg = f"{type(self).__name__} has no exact functional variance: use exact=False."
             raise SettingsError(msg)
         return self.predict(x).variance
+
+    # --- decisions ----------------------------------------------------------------------------------------------------
+
+    calibrate = deciding.calibrate
+    calibration = property(deciding.calibration)
+    p_value, is_ood = deciding.p_value, deciding.is_ood
+    predict_set, predict_interval = deciding.predict_set, deciding.predict_interval
 
     # --- data with targets --------------------------------------------------------------------------------------------
 

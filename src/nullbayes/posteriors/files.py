@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes import io
+from nullbayes.decisions import calibration, familiar
 from nullbayes.errors import FileError, SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.modules import unwrapped
@@ -50,7 +51,9 @@ def save(self: Any, path: str | os.PathLike[str]) -> None:
         "report": {},
         **self._header(),
     }
-    io.save(path, {"directions": self.directions, **self._tensors()}, header)
+    header["familiar"], remembered = familiar.to_file(self._familiar)
+    header["calibration"], ranked = calibration.to_file(self._calibration)
+    io.save(path, {"directions": self.directions, **self._tensors(), **remembered, **ranked}, header)
 
 
 def shallow_copy(self: T) -> T:
@@ -125,7 +128,10 @@ def from_file(
     if header["precision_rule"]:
         posterior._precision_rule, posterior._precision = header["precision_rule"], float(header["prior_precision"])
     network.input_signature = header["inputs"]
-    posterior._restore(tensors, header)
+    posterior._familiar = familiar.from_file(header["familiar"], tensors, network)
+    posterior._calibration = calibration.from_file(header["calibration"], tensors)
+    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(("familiar.", "calibration."))}
+    posterior._restore(own, header)
     made: T = posterior
     return made
 

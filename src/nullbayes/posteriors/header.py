@@ -111,6 +111,8 @@ _COMMON: Fields = {
     "report": _mapping,
     "output_fn": flag,
     "inputs": text,
+    "familiar": lambda value: value is None or text(value),
+    "calibration": lambda value: value is None or _mapping(value),
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from nullbayes.decisions.familiar import remember
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.limits import OutOfMemory, attempt
 from nullbayes.posteriors import fitting, measure
@@ -98,7 +99,7 @@ class NullSpacePosterior(SamplePosterior):
         """
         data, n_samples = data_and_count(loader, targets, n_samples, least=2)
         self.release()  # the memory of an earlier fit is needed for this one
-        self._directions = self._measured = self._precision = None
+        self._directions = self._measured = self._precision = self._familiar = self._calibration = None
         self._base, self._likelihood, self._precision_rule = base, self._asked, self._asked_precision
         self._network.check_unchanged()
         rtol = self._tolerance if tolerance is None else tolerance
@@ -114,6 +115,7 @@ class NullSpacePosterior(SamplePosterior):
                 trial=self._precision_rule == "auto" and held_out is None,
             )
         self._likelihood = self._prepared.jacobian.likelihood
+        self._familiar = remember(self._network, self._prepared.jacobian.examples)
         self._take(fitted)
         if held_out is not None:
             self.tune(held_out)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes import predictive
+from nullbayes.decisions.deciding import COMBINED, combined_score, scored_kind
 from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.batches import BatchFn, is_array, take_examples, to_device
 from nullbayes.jacobian.data import check_batch
@@ -179,7 +180,8 @@ def ood_score(
     x, mask, pred_type
         As for :meth:`predict`.
     kind : str, optional
-        By default "generalized_entropy", or "max_variance" for likelihoods without probabilities.
+        By default the one that :meth:`calibrate` has calibrated ("combined" unless another was named); before,
+        "generalized_entropy", or "max_variance" for likelihoods without probabilities.
 
         - Of the posterior: "max_variance" (over the outputs), "sum_variance", "max_prob_variance",
           "mutual_information". Variances of a regression with several outputs are relative to the noise of each.
@@ -195,7 +197,9 @@ def ood_score(
     Tensor (N,) or (N, ...)
         The scores, in the order of the inputs.
     """
-    kind = predictive.default_score(self._likelihood) if kind is None else kind
+    kind = scored_kind(self, kind, predictive.default_score(self._likelihood))
+    if kind == COMBINED:
+        return combined_score(self, x, per, mask)
     at_once = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
     pieces = [x] if at_once else stream(x, self._network, self._batch_fn, self.n_samples)  # lengths may differ
     scores = [self._scored(self.predict(piece, pred_type=pred_type, mask=mask), kind, per, mask) for piece in pieces]

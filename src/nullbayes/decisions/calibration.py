@@ -1,0 +1,127 @@
+"""What `calibrate` found, as one value that a file holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nullbayes.decisions.weights import Weights
+from nullbayes.errors import FileError
+
+_TENSORS = ("scores", "errors", "position_scores")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What ``posterior.calibrate`` found; prints as a short table.
+
+    Attributes
+    ----------
+    kind : str
+        The score that decisions go by; "combined" is a weighted sum of standardized statistics.
+    statistics : tuple of str
+        The statistics of a combined score.
+    combine : Weights or None
+        Their weights, and the mean and the standard deviation of each on held-out data; None for another score.
+    strangers : tuple of str
+        The kinds of artificial strangers that the weights were learned from.
+    n_learned : int
+        How many held-out examples the weights were learned from. The others are ranked.
+    scores : Tensor (m,)
+        Scores of the held-out examples that are ranked.
+    errors : Tensor (m,) or (m, O), or None
+        How far predictions were from the targets of these examples; None without targets.
+    position_kind : str
+        The score of single positions, if outputs have positions; else empty.
+    position_scores : Tensor (m,) or None
+        That score at one random position of each of these examples.
+    prior_precision, temperature, n_samples : float, float, int
+        Of the posterior when it was calibrated. With others it has to be calibrated again.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x = torch.randn(300, 4, generator=generator)
+    >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.eye(4)[:, :3]})
+    >>> posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:100], x[:100, :3].argmax(1))
+    >>> posterior = posterior.calibrate(x[100:], x[100:, :3].argmax(1))
+    >>> posterior.calibration.kind, posterior.calibration.n_learned, len(posterior.calibration.scores)
+    ('combined', 100, 100)
+    """
+
+    kind: str
+    statistics: tuple[str, ...]
+    combine: Weights | None
+    strangers: tuple[str, ...]
+    n_learned: int
+    scores: Tensor
+    errors: Tensor | None
+    position_kind: str
+    position_scores: Tensor | None
+    prior_precision: float
+    temperature: float
+    n_samples: int
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each statistic of a combined score; empty for another score."""
+        return {} if self.combine is None else dict(zip(self.statistics, self.combine.weights, strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the scores of the examples as plain numbers and strings, for JSON."""
+        found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _TENSORS}
+        combine = None if self.combine is None else {k: list(v) for k, v in dataclasses.asdict(self.combine).items()}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
+        return {**plain, "combine": combine}
+
+    def __str__(self) -> str:
+        """Lay the calibration out as a table."""
+        lines = [("score", self.kind)]
+        lines += [(f"  {name}", f"{weight:.2f}") for name, weight in self.weights.items()]
+        if self.combine is not None:
+            kinds = ", ".join(self.strangers).replace("_", " ")
+            lines.append(("weights", f"learned from {self.n_learned:,} held-out examples and strangers: {kinds}"))
+        lines.append(("ranked", f"{len(self.scores):,} held-out examples"))
+        return "\n".join(f"{name:<17} {value}" for name, value in lines)
+
+
+def to_file(calibration: Calibration | None) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
+    """Return what the header and the tensors of a file hold."""
+    if calibration is None:
+        return None, {}
+    tensors = {f"calibration.{name}": getattr(calibration, name) for name in _TENSORS}
+    return calibration.to_dict(), {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def from_file(header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> Calibration | None:
+    """Return what a file holds, or refuse a file that was altered."""
+    if header is None:
+        return None
+    try:
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in header.items()
+        }
+        combine = values["combine"]
+        if combine is not None:
+            combine = Weights(**{name: tuple(map(float, numbers)) for name, numbers in combine.items()})
+            n = len(values["statistics"])
+            if not n or any(len(part) != n for part in (combine.weights, combine.mean, combine.scale)):
+                msg = "other numbers of statistics and weights"
+                raise ValueError(msg)
+        held: dict[str, Any] = {name: tensors.get(f"calibration.{name}") for name in _TENSORS}
+        found = Calibration(**{**values, "combine": combine, **held})
+        scores = found.scores
+        if scores.ndim != 1 or scores.dtype != torch.float64 or not len(scores) or bool(scores.isnan().any()):
+            msg = "scores that are no numbers"
+            raise ValueError(msg)
+        return found
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        msg = f"The calibration of the file was altered: fit, calibrate and save again ({error})."
+        raise FileError(msg) from error

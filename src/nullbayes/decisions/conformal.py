@@ -1,0 +1,47 @@
+"""Split conformal prediction: p-values and quantiles from the scores of held-out data.
+
+All guarantees rest on one assumption: the held-out examples and the new one are exchangeable, for example drawn
+independently from the same distribution. Then the rank of the new score among the held-out scores is uniform, whatever
+the score is.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import SettingsError
+
+
+def p_values(held_out: Tensor, scores: Tensor) -> Tensor:  # (m,), (...) -> (...)
+    r"""Return the probability that a familiar input has a score at least as high.
+
+    :math:`p = (1 + \#\{i : s_i \ge s\}) / (m + 1)`. For an exchangeable input :math:`P(p \le \alpha) \le \alpha`.
+    """
+    ordered = held_out.sort().values
+    smaller = torch.searchsorted(ordered, scores.to(ordered).contiguous())
+    return (1.0 + (len(ordered) - smaller)).to(ordered.dtype) / (len(ordered) + 1.0)
+
+
+def quantile(held_out: Tensor, alpha: float) -> Tensor:  # (m, ...) -> (...)
+    """Return the value that a new score exceeds with probability at most ``alpha``; infinite if m is too small."""
+    rank = math.ceil((len(held_out) + 1) * (1.0 - alpha) - 1e-9)
+    if rank > len(held_out):
+        return torch.full_like(held_out[0], math.inf)
+    return held_out.sort(dim=0).values[rank - 1]
+
+
+def check_alpha(alpha: float, m: int) -> float:
+    """Return a level, or refuse one that is no probability, or that so few held-out examples cannot reach."""
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0.0 < alpha < 1.0:
+        msg = f"alpha must be a number between 0 and 1, such as 0.05, not {alpha!r}."
+        raise SettingsError(msg)
+    if alpha * (m + 1) < 1.0 - 1e-9:
+        msg = (
+            f"alpha={alpha:g} needs at least {math.ceil(1.0 / alpha - 1e-9) - 1:,} held-out scores to compare with; "
+            f"calibrate left {m:,}: calibrate with more data, or choose a larger alpha."
+        )
+        raise SettingsError(msg)
+    return float(alpha)

@@ -1,0 +1,247 @@
+"""Methods of a posterior that decide: calibrate, p_value, is_ood, predict_set, predict_interval.
+
+The functions with an argument ``self`` are methods of :class:`SamplePosterior`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from nullbayes.decisions import answers, statistics
+from nullbayes.decisions.calibration import Calibration
+from nullbayes.decisions.conformal import check_alpha, p_values, quantile
+from nullbayes.decisions.held_out import COMBINED as COMBINED
+from nullbayes.decisions.held_out import made_strangers, pieces, position_kind, read
+from nullbayes.decisions.weights import learn_weights
+from nullbayes.errors import NotFittedError, SettingsError
+from nullbayes.jacobian.batches import is_array
+from nullbayes.precision import full_precision
+from nullbayes.predictive import Mask
+
+P = TypeVar("P")
+
+
+@full_precision()
+def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = None, mask: Mask = None) -> P:
+    """Learn from held-out data which inputs are strange, and how far predictions are from their targets.
+
+    Afterwards ``ood_score`` without a kind is the calibrated score, and :meth:`p_value`, :meth:`is_ood`,
+    :meth:`predict_set` and :meth:`predict_interval` can be used.
+
+    Parameters
+    ----------
+    loader, targets : iterable of batches, or inputs and targets
+        Data that the network was not trained on, like those that it will see, in any order. A thousand examples are
+        plenty; 40 are the least. Inputs alone, ``calibrate(x)``, are enough for :meth:`p_value` and :meth:`is_ood`.
+    kind : str, optional
+        The score to calibrate, such as "mutual_information"; by default "combined".
+    mask : callable or "all", optional
+        As for :meth:`predict`.
+
+    Returns
+    -------
+    ProjectedPosterior
+        The posterior itself; ``posterior.calibration`` says what was found.
+
+    Raises
+    ------
+    DataError
+        If there are too few examples, or if some of them are training data.
+
+    Notes
+    -----
+    One half of the data, at most 1,000 examples, is used to learn the combined score: it tells these examples from
+    artificial strangers made of them, by a sum of standardized statistics (energy of the logits, distances to the
+    features of training examples, logarithm of the posterior's variance) with weights that are not negative. The other
+    examples are ranked by that score, and the rank of a new input among them is its p-value.
+    """
+    posterior: Any = self
+    posterior._check_fitted()
+    kind = posterior._calibrated_kind if kind is None else kind
+    if is_array(mask):
+        msg = "Here mask is a function of the inputs, or 'all': held-out data come in any order."
+        raise SettingsError(msg)
+    if kind == COMBINED and posterior._familiar is None:
+        msg = "Nothing is known of the features of the training data: fit again, or name another kind of score."
+        raise NotFittedError(msg)
+    posterior._calibration = None
+    held = read(posterior, pieces(posterior, loader, targets), kind, mask)
+    learned, ranked = held.split(learns=kind == COMBINED)
+    combine, scores = None, held.columns[:, 0]
+    kinds: tuple[str, ...] = ()
+    if kind == COMBINED:
+        made = made_strangers(posterior, held.pool, mask)
+        combine, kinds = learn_weights(held.columns[learned], made), tuple(made)
+        scores = combine(held.columns)
+    posterior._calibration = Calibration(
+        kind=kind,
+        statistics=statistics.names(posterior) if kind == COMBINED else (),
+        combine=combine,
+        strangers=kinds,
+        n_learned=len(learned),
+        scores=scores[ranked].sort().values,
+        errors=_numbers(held.errors, ranked),
+        position_kind="" if held.position_scores is None else position_kind(posterior, kind),
+        position_scores=_numbers(held.position_scores, ranked),
+        prior_precision=posterior.prior_precision,
+        temperature=posterior.temperature,
+        n_samples=posterior.n_samples,
+    )
+    return self
+
+
+def calibration(self: Any) -> Calibration | None:
+    """What :meth:`calibrate` found; None before."""
+    found: Calibration | None = self._calibration
+    return found
+
+
+def p_value(self: Any, x: Any, *, per: str = "input", mask: Mask = None) -> Tensor:  # (N,) or (N, ...)
+    r"""Return the probability that a familiar input is at least as strange.
+
+    Small p-values mean strange inputs. For an input like the held-out data of :meth:`calibrate`, the p-value is at most
+    :math:`\alpha` with a probability of at most :math:`\alpha`, whatever the network and the data are.
+
+    Parameters
+    ----------
+    x, mask
+        As for :meth:`predict`.
+    per : "input" or "position"
+        "position" gives a p-value for each token or pixel, NaN where it is masked; the guarantee is for a random
+        position of a new input.
+
+    Returns
+    -------
+    Tensor (N,) or (N, ...)
+        In the order of the inputs, in float64.
+    """
+    found = need_calibration(self)
+    if per == "input":
+        return p_values(found.scores.to(self._network.device), self.ood_score(x, found.kind, mask=mask).double())
+    if found.position_scores is None:
+        msg = 'There is no score of single positions to compare with: use per="input".'
+        raise SettingsError(msg)
+    scores = self.ood_score(x, found.position_kind, per=per, mask=mask).double()
+    values = p_values(found.position_scores.to(scores), scores)
+    return values.masked_fill(scores.isnan(), torch.nan)
+
+
+def is_ood(self: Any, x: Any, alpha: float = 0.05, *, per: str = "input", mask: Mask = None) -> Tensor:  # bool
+    """Say whether inputs are out of distribution: yes or no for each.
+
+    Parameters
+    ----------
+    x, mask, per
+        As for :meth:`p_value`; positions that are masked are never flagged.
+    alpha : float
+        The false-alarm rate: an input like the held-out data is flagged with at most this probability.
+
+    Returns
+    -------
+    Tensor (N,) or (N, ...) of bool
+        True where the p-value is at most ``alpha``.
+    """
+    found = need_calibration(self)
+    level = check_alpha(alpha, len(found.scores if per == "input" else found.position_scores or found.scores))
+    return p_value(self, x, per=per, mask=mask) <= level + 1e-12
+
+
+def predict_set(self: Any, x: Any, alpha: float = 0.1, *, mask: Mask = None) -> Tensor:  # bool (N, C)
+    """Return the labels that cannot be excluded.
+
+    Parameters
+    ----------
+    x, mask
+        As for :meth:`predict`.
+    alpha : float
+        The set of an input like the held-out data lacks the right label with at most this probability.
+
+    Returns
+    -------
+    Tensor (N, C) of bool
+        True for the labels in the set, which may be empty: no label is plausible then. Two columns for "binary": no and
+        yes. For "multilabel" the set holds all labels that apply, with that probability. For outputs with positions, the
+        shape of the probabilities; the guarantee is for a random position.
+    """
+    limit = quantile(*_errors(self, alpha))
+    return answers.label_sets(self._likelihood, self.predict(x, mask=mask), limit.to(self._network.device))
+
+
+def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Tensor]:  # (N, ...) each
+    """Return intervals for the targets of a regression.
+
+    The width follows the predictive standard deviation, noise included; held-out data determine its factor.
+
+    Parameters
+    ----------
+    x
+        As for :meth:`predict`.
+    alpha : float
+        The target of an input like the held-out data is outside with at most this probability, for each output.
+
+    Returns
+    -------
+    lower, upper : Tensor (N, ...)
+        The bounds.
+    """
+    limit = quantile(*_errors(self, alpha))
+    return answers.interval(self.predict(x), limit.to(self._network.device))
+
+
+def scored_kind(posterior: Any, kind: str | None, default: str) -> str:
+    """Return the kind of score that was asked for; the calibrated one, or the default before, if none was."""
+    if kind is not None:
+        return kind
+    return default if posterior._calibration is None else need_calibration(posterior).kind
+
+
+@full_precision()
+def combined_score(posterior: Any, x: Any, per: str, mask: Mask) -> Tensor:  # (N,) float64
+    """Return the combined score that `calibrate` has learned."""
+    found = need_calibration(posterior)
+    if found.combine is None:
+        msg = f'The posterior was calibrated for "{found.kind}": calibrate(held_out, kind="combined") learns the other.'
+        raise NotFittedError(msg)
+    if per != "input":
+        msg = 'The score "combined" is of whole inputs: for positions name another, such as "generalized_entropy".'
+        raise SettingsError(msg)
+    posterior._network.check_unchanged()
+    return torch.cat([found.combine(part) for part in statistics.combined(posterior, x, mask)])
+
+
+def need_calibration(self: Any) -> Calibration:
+    """Return what `calibrate` found, if it still applies."""
+    self._check_fitted()
+    found: Calibration | None = self._calibration
+    if found is None:
+        msg = "Decisions need held-out data to compare with: call posterior.calibrate(held_out_loader) first."
+        raise NotFittedError(msg)
+    then = (found.prior_precision, found.temperature, found.n_samples)
+    now = (self.prior_precision, self.temperature, self.n_samples)
+    for name, old, new in zip(("prior precision", "temperature", "number of samples"), then, now, strict=True):
+        if old != new:
+            msg = f"The {name} was {old:g} when the posterior was calibrated, and is {new:g} now: calibrate it again."
+            raise NotFittedError(msg)
+    return found
+
+
+def _numbers(values: Tensor | None, ranked: Tensor) -> Tensor | None:
+    """Return the values of ranked examples, without those that have none, as where every position is ignored."""
+    if values is None:
+        return None
+    values = values[ranked]
+    return values[~values.isnan().reshape(len(values), -1).any(1)]
+
+
+def _errors(posterior: Any, alpha: float) -> tuple[Tensor, float]:
+    found = need_calibration(posterior)
+    if found.errors is None:
+        msg = (
+            "The posterior was calibrated without targets that predictions can be compared with: call "
+            "calibrate(x, y) with labels, or with numbers for a regression."
+        )
+        raise SettingsError(msg)
+    return found.errors, check_alpha(alpha, len(found.errors))

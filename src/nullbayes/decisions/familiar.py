@@ -1,0 +1,84 @@
+"""What a fit remembers of the training data: features of some examples, and a checksum of each input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from nullbayes.errors import FileError
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.features import FeatureReader, find_last_layer
+from nullbayes.jacobian.network import Network
+
+NEIGHBOURS = (1, 10, 50)
+_MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
+_AT_ONCE = 1024  # inputs whose distances are in memory at a time
+_ROUNDING = 1e-7  # of a squared distance in float32
+
+
+@dataclass(frozen=True)
+class Familiar:
+    """What is remembered of the training data.
+
+    Attributes
+    ----------
+    layer : str
+        The name of the layer whose inputs are the features.
+    features : Tensor (n, d)
+        The features of some examples, evenly spaced over all, each scaled to length one.
+    sums : Tensor (N,)
+        The checksum of every training input, on the CPU.
+    """
+
+    layer: str
+    features: Tensor
+    sums: Tensor
+
+    def distances(self, features: Tensor) -> Tensor:  # (n, d) -> (n, k)
+        """Return the logarithm of the distance to the 1st, 10th and 50th nearest remembered example.
+
+        Features are scaled to length one before (Sun et al. 2022).
+        """
+        ranks = [min(k, len(self.features)) for k in NEIGHBOURS]
+        found = []
+        for some in normalize(features.to(self.features)).split(_AT_ONCE):
+            near = (some @ self.features.T).topk(max(ranks)).values
+            found.append(2.0 - 2.0 * near[:, [rank - 1 for rank in ranks]].double())
+        return torch.cat(found).clamp_min(_ROUNDING).log() / 2.0
+
+    def seen_in(self, sums: Tensor) -> Tensor:  # (n,) -> bool (n,)
+        """Return which inputs, given by their checksums, were training inputs."""
+        return torch.isin(sums, self.sums)
+
+
+def remember(network: Network, examples: Examples) -> Familiar:
+    """Read the features of some training examples."""
+    first = examples.read(0, min(2, len(examples)))[0]
+    layer, _ = find_last_layer(network, first)
+    reader = FeatureReader(network, layer)
+    most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), len(examples))
+    numbers = [i * len(examples) // most for i in range(most)]
+    return Familiar(layer, normalize(reader.some(examples, numbers)), examples.input_sums)
+
+
+def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
+    """Return what the header and the tensors of a file hold."""
+    if familiar is None:
+        return None, {}
+    return familiar.layer, {"familiar.features": familiar.features, "familiar.sums": familiar.sums}
+
+
+def from_file(layer: str | None, tensors: Mapping[str, Tensor], network: Network) -> Familiar | None:
+    """Return what a file holds."""
+    if layer is None:
+        return None
+    features, sums = tensors.get("familiar.features"), tensors.get("familiar.sums")
+    if features is None or sums is None or features.ndim != 2 or sums.ndim != 1 or sums.dtype != torch.int64:
+        msg = "The file lacks what was remembered of the training data: it was altered, fit and save again."
+        raise FileError(msg)
+    FeatureReader(network, layer)  # which refuses a layer that is not there
+    return Familiar(layer, features.to(network.device), sums)

@@ -1,0 +1,175 @@
+"""Held-out data, read once and in any order: statistics, errors, and inputs that strangers are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nullbayes.decisions import answers, statistics
+from nullbayes.decisions.strangers import strangers
+from nullbayes.errors import DataError, warn
+from nullbayes.hashing import checksums
+from nullbayes.jacobian.batches import described, is_array, join_examples, leaves, n_examples, take_examples
+from nullbayes.predictive import SCORES, Mask, Prediction, default_score, stream
+
+COMBINED = "combined"
+_LEAST = 40  # held-out examples: half of them are ranked, and twenty can tell five per cent
+_MOST_LEARNED = 1000  # held-out examples that weights are learned from
+_PER_KIND = 250  # strangers of each kind
+_OVERLAP = 0.01  # of the held-out examples may be training inputs, which are then left out
+
+
+@dataclass
+class HeldOut:
+    """What was read of the held-out data."""
+
+    columns: Tensor  # (n, k) statistics, or the score alone
+    errors: Tensor | None
+    position_scores: Tensor | None
+    keys: Tensor  # (n,) random numbers: the examples with the smallest ones are learned from
+    pool: list[Any]  # inputs with the smallest keys, joined as far as they have one form
+
+    def split(self, *, learns: bool) -> tuple[Tensor, Tensor]:
+        """Return the numbers of the examples to learn from, and of those to rank."""
+        n = len(self.keys)
+        n_learned = min(_MOST_LEARNED, n // 2) if learns else 0
+        order = self.keys.argsort()
+        return order[:n_learned].sort().values, order[n_learned:].sort().values
+
+
+@dataclass
+class _Pool:
+    """The inputs with the smallest keys among all that were seen, at most so many."""
+
+    most: int
+    entries: list[tuple[float, Any]] = field(default_factory=list)
+
+    def see(self, x: Any, keys: Tensor) -> None:
+        """Take in some inputs with their keys."""
+        limit = max(key for key, _ in self.entries) if len(self.entries) >= self.most else float("inf")
+        for i in (keys < limit).nonzero()[:, 0].tolist():
+            one = join_examples([take_examples(x, i, i + 1)])  # a copy: a slice would keep the whole batch
+            self.entries.append((float(keys[i]), one))
+        self.entries = sorted(self.entries, key=lambda entry: entry[0])[: self.most]
+
+    def joined(self, n: int) -> list[Any]:
+        """Return the ``n`` inputs with the smallest keys, those of one form together."""
+        groups: dict[str, list[Any]] = {}
+        for _, one in self.entries[:n]:
+            groups.setdefault(described(one), []).append(one)
+        return [join_examples(group) for group in groups.values() if len(group) > 1]
+
+
+def pieces(posterior: Any, loader: Any, targets: Any) -> Iterator[tuple[Any, Tensor | None]]:
+    """Iterate over held-out inputs and their targets; None where there are none."""
+    posterior._network.check_unchanged()
+    if targets is None and (is_array(loader) or isinstance(loader, Mapping)):
+        for x in stream(loader, posterior._network, posterior._batch_fn, 1):
+            yield x, None
+    else:
+        yield from posterior._pieces(loader if targets is None else (loader, targets))
+
+
+def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, mask: Mask) -> HeldOut:
+    """Read the held-out data once: statistics or scores, errors, and inputs to make strangers of."""
+    generator = torch.Generator().manual_seed(0)
+    columns, errors, positions, keys, pool, overlap = [], [], [], [], _Pool(_PER_KIND), 0
+    for x, y in data:
+        n = n_examples(x)
+        drawn = torch.rand(n, generator=generator, dtype=torch.float64, device="cpu")
+        new = _unseen(posterior, x, n)
+        overlap += int((~new).sum())
+        if not bool(new.any()):
+            continue
+        if not bool(new.all()):
+            where = new.nonzero()[:, 0]
+            x, y = _at(x, where), None if y is None else y[where.to(y.device)]
+            drawn = drawn[where]
+        prediction = posterior.predict(x, mask=mask) if posterior.n_samples else None
+        if kind == COMBINED:
+            columns.append(statistics.statistics(posterior, x, prediction, mask).cpu())
+            pool.see(x, drawn)
+        else:
+            columns.append(posterior.ood_score(x, kind, mask=mask).double().cpu()[:, None])
+        keys.append(drawn)
+        errors.append(_errors_of(posterior, prediction, y, generator))
+        positions.append(_position_scores(posterior, prediction, kind, generator))
+    _check_number(posterior, sum(map(len, keys)), overlap)
+    count = sum(map(len, keys))
+    return HeldOut(
+        torch.cat(columns), _joined(errors), _joined(positions), torch.cat(keys),
+        pool.joined(min(_PER_KIND, _MOST_LEARNED, count // 2)),
+    )  # fmt: skip
+
+
+def _unseen(posterior: Any, x: Any, n: int) -> Tensor:  # bool (n,)
+    """Return which inputs are no training inputs."""
+    if posterior._familiar is None:
+        return torch.ones(n, dtype=torch.bool, device="cpu")
+    seen: Tensor = posterior._familiar.seen_in(checksums(leaves(x), n))
+    return ~seen
+
+
+def _at(x: Any, where: Tensor) -> Any:
+    return join_examples([take_examples(x, int(i), int(i) + 1) for i in where])
+
+
+def _check_number(posterior: Any, n: int, overlap: int) -> None:
+    if overlap > _OVERLAP * (n + overlap):
+        msg = (
+            f"{overlap:,} of the {n + overlap:,} held-out inputs are training data of {type(posterior).__name__}. A "
+            "network is more certain of these than of new inputs: calibrate with data that it was not trained on."
+        )
+        raise DataError(msg)
+    if overlap:
+        warn(f"{overlap:,} of the {n + overlap:,} held-out inputs are training data; they were left out.")
+    if n < _LEAST:
+        msg = f"There are {n} held-out examples: calibrate needs at least {_LEAST}, and a thousand are better."
+        raise DataError(msg)
+
+
+def _errors_of(
+    posterior: Any, prediction: Prediction | None, y: Tensor | None, generator: torch.Generator
+) -> Tensor | None:
+    if prediction is None or y is None:
+        return None
+    posterior.likelihood.check(prediction.mean, y)
+    found = answers.errors(posterior.likelihood, prediction, y, generator)
+    return None if found is None else found.double().cpu()
+
+
+def position_kind(posterior: Any, kind: str) -> str:
+    """Return the score of single positions that belongs to a calibrated score; empty if there is none."""
+    kind = default_score(posterior.likelihood) if kind == COMBINED else kind
+    return kind if kind in SCORES else ""
+
+
+def _position_scores(
+    posterior: Any, prediction: Prediction | None, kind: str, generator: torch.Generator
+) -> Tensor | None:
+    likelihood, kind = posterior.likelihood, position_kind(posterior, kind)
+    if prediction is None or not kind or len(likelihood.positions(prediction.mean)) < 2:
+        return None
+    scores = posterior._scored(prediction, kind, "position", "all")
+    return answers.one_position(scores, ~scores.isnan(), generator).double().cpu()
+
+
+def _joined(parts: list[Tensor | None]) -> Tensor | None:
+    found = [part for part in parts if part is not None]
+    return torch.cat(found) if found and len(found) == len(parts) else None
+
+
+def made_strangers(posterior: Any, pool: list[Any], mask: Mask) -> dict[str, Tensor]:
+    """Return the statistics of artificial strangers, by kind."""
+    generator, found = torch.Generator().manual_seed(1), dict[str, list[Tensor]]()
+    for x in pool:
+        for kind, made in strangers(x, generator):
+            values = torch.cat(list(statistics.combined(posterior, made, mask))).cpu()
+            values = values[torch.isfinite(values).all(1)]
+            if len(values):
+                found.setdefault(kind, []).append(values)
+    return {kind: torch.cat(parts) for kind, parts in found.items()}

@@ -1,0 +1,57 @@
+"""The statistics of an input that a combined score weighs: confidence, distance of its features, and variance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nullbayes.decisions.familiar import NEIGHBOURS
+from nullbayes.jacobian.batches import is_array, n_examples
+from nullbayes.jacobian.features import FeatureReader
+from nullbayes.predictive import SCORES, Mask, Prediction, score, stream, warn_of_padding
+
+CONFIDENCE = "energy"
+_SMALLEST = 1e-30  # of a variance, before its logarithm is taken
+
+
+def names(posterior: Any) -> tuple[str, ...]:
+    """Return the names of the statistics of a posterior."""
+    first = (CONFIDENCE,) if posterior.likelihood.has_probabilities and posterior.n_samples else ()
+    own = posterior._membership
+    last = () if own is None else (f"log {own}",)
+    return (*first, *(f"neighbour {k}" for k in NEIGHBOURS), *last)
+
+
+def statistics(posterior: Any, x: Any, prediction: Prediction | None, mask: Mask) -> Tensor:  # (n, k) float64
+    """Return the statistics of some inputs; each is higher for stranger inputs.
+
+    ``prediction`` is that of the posterior, or None for a method that is only a score.
+    """
+    familiar, own, likelihood = posterior._familiar, posterior._membership, posterior.likelihood
+    columns = []
+    if prediction is not None and likelihood.has_probabilities:
+        columns.append(score(prediction, likelihood, CONFIDENCE))
+    seen = FeatureReader(posterior._network, familiar.layer)(x)
+    columns += list(familiar.distances(seen.features).T)
+    if own in SCORES:
+        assert prediction is not None
+        columns.append(score(prediction, likelihood, own).double().clamp_min(_SMALLEST).log())
+    elif own is not None:
+        columns.append(posterior.ood_score(x, own).double().clamp_min(_SMALLEST).log())
+    return torch.stack([column.double() for column in columns], dim=1)
+
+
+def combined(posterior: Any, x: Any, mask: Mask) -> Iterator[Tensor]:  # (n, k) each
+    """Iterate over the statistics of all inputs, few at a time."""
+    start = 0
+    for piece in stream(x, posterior._network, posterior._batch_fn, posterior.n_samples):
+        n = n_examples(piece)
+        some = mask[start : start + n] if is_array(mask) else mask  # type: ignore[index]
+        prediction = posterior.predict(piece, mask=some) if posterior.n_samples else None
+        if prediction is not None and mask is None:
+            warn_of_padding(posterior.likelihood, prediction)
+        yield statistics(posterior, piece, prediction, some)
+        start += n

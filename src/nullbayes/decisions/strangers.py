@@ -1,0 +1,170 @@
+"""Artificial strangers: inputs that no network was trained on, made of inputs that are familiar.
+
+They stand in for real strangers when the weights of a combined score are learned. No kind is like all real strangers,
+so there are many kinds, each made of the same familiar inputs:
+
+- *features*: every feature is taken from another example, so that only the distribution of each feature is left;
+- *halves*: one half of an example, and the other half of another one;
+- *half_features*: half of the features are taken from other examples;
+- *mixture*: the mean of two examples;
+- *noise*, *some_noise*: noise of the size of the features, and three tenths of it;
+- *negative*: every feature mirrored at the middle of the range;
+- *patches*, *blur*: for images, sixteen patches that are shuffled, and averages over four by four pixels;
+- *order*: for sequences of tokens, the same tokens in another order.
+
+Whole numbers (tokens, categories) are exchanged and never averaged. Masks stay as they are, and tokens are exchanged
+only between positions that count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import avg_pool2d, interpolate
+
+from nullbayes.jacobian.batches import leaves, map_leaves
+
+_SIDE, _SMALL = 4, 8  # patches per side of an image, and the smallest image that is cut
+_CHANGED = 0.5  # of the examples of a kind differ from the familiar ones, at least
+Make = Callable[[Tensor, torch.Generator], Tensor]
+
+
+def strangers(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
+    """Iterate over the kinds of strangers that can be made of some inputs, each as many as there are inputs.
+
+    Parameters
+    ----------
+    x : Tensor, tuple or mapping of tensors
+        Familiar inputs, at least two.
+    generator : torch.Generator
+        On the CPU. The same seed gives the same strangers on every device.
+    """
+    parts = [leaf for leaf in leaves(x) if leaf.ndim]
+    numbers = [leaf for leaf in parts if leaf.is_floating_point()]
+    tokens = [leaf for leaf in parts if _is_tokens(leaf, parts)]
+    kinds = dict(_EXCHANGES) if numbers or tokens else {}
+    if numbers:
+        kinds |= _CHANGES
+        if all(leaf.ndim == 4 and min(leaf.shape[-2:]) >= _SMALL for leaf in numbers):
+            kinds |= _OF_IMAGES
+    elif any(leaf.ndim == 2 for leaf in tokens):
+        kinds["order"] = _order
+    mask = x.get("attention_mask") if isinstance(x, Mapping) else None
+    for name, make in kinds.items():
+        made = map_leaves(lambda leaf, make=make: _made(leaf, make, parts, mask, generator), x)
+        pairs = zip(leaves(made), leaves(x), strict=True)
+        changed = [(new != old).reshape(len(old), -1).any(1) for new, old in pairs if old.ndim]
+        if float(torch.stack(changed).any(0).double().mean()) >= _CHANGED:
+            yield name, made
+
+
+def _made(leaf: Tensor, make: Make, parts: list[Tensor], mask: Any, generator: torch.Generator) -> Tensor:
+    """Return a changed leaf of an input, or the leaf itself where it must not change."""
+    if not leaf.ndim or not (leaf.is_floating_point() or _is_tokens(leaf, parts)):
+        return leaf
+    if not leaf.is_floating_point():
+        if make in _CHANGES.values():
+            return leaf
+        if isinstance(mask, Tensor) and leaf.shape == mask.shape:
+            return _in_spans(leaf, mask.bool(), make, generator)
+    return make(leaf, generator)
+
+
+def _is_tokens(leaf: Tensor, parts: list[Tensor]) -> bool:
+    """Whether a leaf holds tokens or categories: whole numbers that are no mask and do not repeat in every example."""
+    if leaf.is_floating_point() or leaf.is_complex() or leaf.dtype is torch.bool or not leaf.ndim:
+        return False
+    if len(parts) > 1 and bool(((leaf == 0) | (leaf == 1)).all()):
+        return False  # a mask, or types of segments
+    return bool((leaf != leaf[:1]).any())
+
+
+def _in_spans(leaf: Tensor, counts: Tensor, make: Make, generator: torch.Generator) -> Tensor:  # (n, T)
+    """Change tokens of examples of the same length together, so that padding stays where it is."""
+    result = leaf.clone()
+    lengths = counts.sum(1)
+    for length in lengths.unique().tolist():
+        some = lengths == length
+        spans = leaf[some][counts[some]].view(-1, int(length))
+        if len(spans) > 1 and length > 2:  # without the first and the last token, which often mark the ends
+            changed = spans.clone()
+            changed[:, 1:-1] = make(spans[:, 1:-1], generator)
+            part = result[some]
+            part[counts[some]] = changed.flatten()
+            result[some] = part
+    return result
+
+
+def _uniform(shape: Any, generator: torch.Generator, like: Tensor) -> Tensor:
+    return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(like.device)
+
+
+def _partner(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Return, for each example, another one."""
+    shift = int(torch.randint(1, max(2, len(x)), (), generator=generator, device="cpu"))
+    return x.roll(shift, 0)
+
+
+def _features(x: Tensor, generator: torch.Generator) -> Tensor:
+    flat = x.reshape(len(x), -1)
+    return flat.gather(0, _uniform(flat.shape, generator, x).argsort(0)).view_as(x)
+
+
+def _half_features(x: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.where(_uniform(x.shape, generator, x) < 0.5, _features(x, generator), x)
+
+
+def _halves(x: Tensor, generator: torch.Generator) -> Tensor:
+    result, half = x.clone(), x.shape[-1] // 2
+    if x.ndim > 1:
+        result[..., half:] = _partner(x, generator)[..., half:]
+    return result
+
+
+def _mixture(x: Tensor, generator: torch.Generator) -> Tensor:
+    return (x + _partner(x, generator)) / 2
+
+
+def _noise(x: Tensor, generator: torch.Generator, size: float = 1.0) -> Tensor:
+    spread = x.std(0) if x.ndim <= 2 else x.std()  # the columns of a table have units of their own
+    drawn = torch.randn(x.shape, generator=generator, dtype=torch.float32, device="cpu")
+    return x + size * spread * drawn.to(x)
+
+
+def _some_noise(x: Tensor, generator: torch.Generator) -> Tensor:
+    return _noise(x, generator, 0.3)
+
+
+def _negative(x: Tensor, generator: torch.Generator) -> Tensor:
+    if x.ndim <= 2:
+        return x.amax(0) + x.amin(0) - x
+    return x.amax() + x.amin() - x
+
+
+def _patches(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, c, h, w)
+    n, channels, h, w = *x.shape[:2], x.shape[2] // _SIDE, x.shape[3] // _SIDE
+    inside = x[:, :, : h * _SIDE, : w * _SIDE]
+    cut = inside.unfold(2, h, h).unfold(3, w, w).reshape(n, channels, _SIDE**2, h, w)
+    order = _uniform((n, _SIDE**2), generator, x).argsort(1)
+    mixed = cut.gather(2, order[:, None, :, None, None].expand_as(cut)).view(n, channels, _SIDE, _SIDE, h, w)
+    result = x.clone()
+    result[:, :, : h * _SIDE, : w * _SIDE] = mixed.permute(0, 1, 2, 4, 3, 5).reshape(inside.shape)
+    return result
+
+
+def _blur(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, c, h, w)
+    return interpolate(avg_pool2d(x, _SIDE, ceil_mode=True), size=x.shape[-2:], mode="bilinear")
+
+
+def _order(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, T)
+    if x.ndim != 2:
+        return x
+    return x.gather(1, _uniform(x.shape, generator, x).argsort(1))
+
+
+_EXCHANGES: dict[str, Make] = {"features": _features, "half_features": _half_features, "halves": _halves}
+_CHANGES: dict[str, Make] = {"mixture": _mixture, "noise": _noise, "some_noise": _some_noise, "negative": _negative}
+_OF_IMAGES: dict[str, Make] = {"patches": _patches, "blur": _blur}
