@@ -1,9 +1,9 @@
 """Data sets, networks, and both together.
 
-The folder of ``--data`` or ``NULLBAYES_DATA`` may hold ``mnist`` and ``fashion-mnist`` with the original idx files,
-gzipped; CIFAR-10 as ``cifar10*/*.npz`` with ``x_train`` (bytes, NHWC) and ``y_train``, and likewise ``x_test`` and
-``y_test``; ``weights/resnet20-12fca82f.th``; and regressions as ``uci/NAME`` with ``data.txt`` and files of indices.
-Without it, scikit-learn's digits stand in where they can.
+The folder of ``--data`` or ``NULLBAYES_DATA`` may hold ``mnist``, ``fashion-mnist`` and ``kmnist`` with the original idx
+files, gzipped; CIFAR-10 as ``cifar10-*/*.npz`` with ``x_train`` (bytes, NHWC) and ``y_train``, and likewise ``x_test``
+and ``y_test``; CIFAR-100 and SVHN likewise; ``weights/resnet20-12fca82f.th``; and regressions as ``uci/NAME`` with
+``data.txt`` and files of indices. Without it, scikit-learn's digits stand in where they can.
 """
 
 from __future__ import annotations
@@ -51,8 +51,17 @@ def read_images(folder: Path | None, name: str, split: str) -> tuple[Tensor, Ten
 
 
 def read_cifar(folder: Path | None, split: str = "train") -> tuple[Tensor, Tensor] | None:
-    """Return images (n, 3, 32, 32) of "train" or "test", normalized as the published weights expect, and labels."""
-    files = sorted(folder.glob("cifar10*/*.npz")) if folder is not None else []
+    """Return images of CIFAR-10; see `read_color`."""
+    return read_color(folder, "cifar10", split)
+
+
+def read_color(folder: Path | None, name: str, split: str) -> tuple[Tensor, Tensor] | None:
+    """Return images (n, 3, 32, 32) of "train" or "test", normalized as the published weights expect, and labels.
+
+    They are in the first file ``NAME/*.npz`` or ``NAME-*/*.npz``; None without one.
+    """
+    found = () if folder is None else (*folder.glob(f"{name}/*.npz"), *folder.glob(f"{name}-*/*.npz"))
+    files = sorted(found)
     if not files:
         return None
     with np.load(files[0]) as arrays:

@@ -32,6 +32,7 @@ class Bench:
     epochs: int
     budget: int
     seed: int
+    parameters: list[str] | None = None  # which may vary; all by default
 
     def generator(self) -> torch.Generator:
         """Return a fresh generator with the seed of this run."""
@@ -64,7 +65,7 @@ class Ours:
         **settings: Any,
     ) -> None:
         self.bench, self.pred_type = bench, pred_type
-        self.posterior = kind(bench.model, **settings)
+        self.posterior = kind(bench.model, parameters=bench.parameters, **settings)
         self._fitting = {"n_samples": bench.samples, **(fitting(bench) if fitting else {})}
 
     def fit(self) -> None:

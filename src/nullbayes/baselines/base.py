@@ -175,6 +175,11 @@ class Baseline(SamplePosterior):
         return state
 
     @property
+    def scores(self) -> tuple[str, ...]:
+        """The kinds of scores that :meth:`ood_score` takes; "combined" needs :meth:`calibrate` first."""
+        return (*self._method.scores, COMBINED)
+
+    @property
     def _membership(self) -> str | None:  # type: ignore[override]
         return self._method.own_score or ("max_variance" if "max_variance" in self._method.scores else None)
 
@@ -241,7 +246,7 @@ class Baseline(SamplePosterior):
         ``kind`` is one of the scores of the method, by default the calibrated one, or its own where it has one: see the
         class. The rest is as for :meth:`ProjectedPosterior.ood_score`.
         """
-        kinds = (*self._method.scores, COMBINED)
+        kinds = self.scores
         kind = scored_kind(self, kind, self._method.default_score(self._likelihood))
         if kind not in kinds:
             msg = f"kind must be one of {', '.join(kinds)} for {type(self).__name__}, not {kind!r}."
@@ -362,7 +367,7 @@ class Baseline(SamplePosterior):
 
         how = check_how(type(self).__name__, self._method, loader, method)
         if how == "marglik":
-            best = best_by_evidence(self.curvature, self._theta_squared())
+            best = best_by_evidence(self.curvature, float(self._network.theta.double().square().sum()))
         else:
             best = best_by_likelihood(how, self._pieces(loader), self._likelihood, predictor, pred_type)
         self.prior_precision = best

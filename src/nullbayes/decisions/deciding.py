@@ -163,8 +163,8 @@ def predict_set(self: Any, x: Any, alpha: float = 0.1, *, mask: Mask = None) -> 
     -------
     Tensor (N, C) of bool
         True for the labels in the set, which may be empty: no label is plausible then. Two columns for "binary": no and
-        yes. For "multilabel" the set holds all labels that apply, with that probability. For outputs with positions, the
-        shape of the probabilities; the guarantee is for a random position.
+        yes. For "multilabel" the set holds all labels that apply, with that probability. For outputs with positions it
+        has the shape of the probabilities, and the guarantee is for a random position.
     """
     limit = quantile(*_errors(self, alpha))
     return answers.label_sets(self._likelihood, self.predict(x, mask=mask), limit.to(self._network.device))

@@ -7,7 +7,7 @@ precision can change at no cost. A method provides the directions; nothing here 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors import files, predictions, scale
 from nullbayes.posteriors.arguments import check_precision, positive, whole
 from nullbayes.posteriors.header import Fields
-from nullbayes.predictive import Mask, Prediction, default_link, score, warn_of_padding
+from nullbayes.predictive import Mask, Prediction, default_link, score, scores_of, warn_of_padding
 
 
 class SamplePosterior(ABC):
@@ -40,6 +40,7 @@ class SamplePosterior(ABC):
     _report_fields: ClassVar[Fields] = {}  # of "report" in the header
     _familiar: Familiar | None = None  # what a fit remembers of the training data
     _calibration: Calibration | None = None
+    _special_scores: ClassVar[Mapping[str, Callable[..., Tensor]]] = {deciding.COMBINED: deciding.combined_score}
     _membership: str | None = "max_variance"  # the score that a combined one takes the logarithm of
     _calibrated_kind = deciding.COMBINED  # the score that `calibrate` calibrates by default
 
@@ -133,6 +134,11 @@ class SamplePosterior(ABC):
     predict = __call__ = predictions.predict
     ood_score = predictions.ood_score
 
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The kinds of scores that :meth:`ood_score` takes; "combined" needs :meth:`calibrate` first."""
+        return (*scores_of(self._likelihood), *self._special_scores)
+
     def _scored(self, prediction: Prediction, kind: str, per: str, mask: Mask) -> Tensor:
         """Return the score of a prediction; warn where padding may be in it."""
         if mask is None and per == "input":
@@ -161,8 +167,7 @@ class SamplePosterior(ABC):
 
     # --- decisions ----------------------------------------------------------------------------------------------------
 
-    calibrate = deciding.calibrate
-    calibration = property(deciding.calibration)
+    calibrate, calibration = deciding.calibrate, property(deciding.calibration)
     p_value, is_ood = deciding.p_value, deciding.is_ood
     predict_set, predict_interval = deciding.predict_set, deciding.predict_interval
 
@@ -204,9 +209,6 @@ class SamplePosterior(ABC):
     def _resolve_precision(self, rule: str | float) -> float:
         """Return the precision that a rule stands for."""
         return float(rule)
-
-    def _theta_squared(self) -> float:
-        return float(self._network.theta.double().square().sum())
 
     @property
     def temperature(self) -> float:

@@ -24,6 +24,7 @@ from nullbayes.posteriors.measure import ExactVariances, Prepared
 from nullbayes.posteriors.measured import REPORT, Measured, from_header
 from nullbayes.posteriors.plan import FitPlan, FitRequest, shrink
 from nullbayes.posteriors.progress import Meter, Progress
+from nullbayes.posteriors.relative import RELATIVE, relative_variance
 from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.precision import full_precision
 from nullbayes.projectors import Projector
@@ -33,6 +34,7 @@ class NullSpacePosterior(SamplePosterior):
     """Samples in the null space of rows; abstract: a subclass says which rows."""
 
     _report_fields = REPORT
+    _special_scores: ClassVar = {**SamplePosterior._special_scores, RELATIVE: relative_variance}
     _row_options: Mapping[str, Any] = MappingProxyType({})  # which a file holds as well
     _tolerance: ClassVar[float]  # of a fit that is not given another
     _underfit_advice = 'The posterior underfits: use prior_precision="auto", a larger one, or a smaller tolerance.'

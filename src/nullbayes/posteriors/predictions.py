@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes import predictive
-from nullbayes.decisions.deciding import COMBINED, combined_score, scored_kind
+from nullbayes.decisions.deciding import scored_kind
 from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.batches import BatchFn, is_array, take_examples, to_device
 from nullbayes.jacobian.data import check_batch
@@ -185,6 +185,7 @@ def ood_score(
 
         - Of the posterior: "max_variance" (over the outputs), "sum_variance", "max_prob_variance",
           "mutual_information". Variances of a regression with several outputs are relative to the noise of each.
+        - "relative_variance", between 0 and 1: the variance over that of the same noise before its projection.
         - Of the mean prediction: "entropy", "generalized_entropy", "max_probability" (one minus it), "energy" and
           "max_logit" (minus it).
     per : "input" or "position"
@@ -198,8 +199,9 @@ def ood_score(
         The scores, in the order of the inputs.
     """
     kind = scored_kind(self, kind, predictive.default_score(self._likelihood))
-    if kind == COMBINED:
-        return combined_score(self, x, per, mask)
+    if kind in self._special_scores:
+        special: Tensor = self._special_scores[kind](self, x, per, mask)
+        return special
     at_once = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
     pieces = [x] if at_once else stream(x, self._network, self._batch_fn, self.n_samples)  # lengths may differ
     scores = [self._scored(self.predict(piece, pred_type=pred_type, mask=mask), kind, per, mask) for piece in pieces]

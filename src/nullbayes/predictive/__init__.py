@@ -18,4 +18,5 @@ from nullbayes.predictive.scores import SCORES as SCORES
 from nullbayes.predictive.scores import default_score as default_score
 from nullbayes.predictive.scores import pooled as pooled
 from nullbayes.predictive.scores import score as score
+from nullbayes.predictive.scores import scores_of as scores_of
 from nullbayes.predictive.scores import warn_of_padding as warn_of_padding

@@ -107,6 +107,11 @@ WITHOUT_PROBABILITIES = tuple(name for name, kind in _SCORES.items() if not kind
 OF_MEAN = ("max_probability", "max_logit", "energy", "generalized_entropy", "entropy")  # that need no samples
 
 
+def scores_of(likelihood: Likelihood) -> tuple[str, ...]:
+    """Return the scores that predictions of a likelihood have."""
+    return SCORES if likelihood.has_probabilities else WITHOUT_PROBABILITIES
+
+
 def default_score(likelihood: Likelihood) -> str:
     """Return the score of a posterior that is not calibrated.
 
