@@ -13,7 +13,7 @@ from torch import nn
 
 import nullbayes as nb
 from nullbayes import baselines, detectors
-from support.models import CLASSIFICATION, MLP, TASKS, Task
+from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
@@ -96,12 +96,13 @@ def detector(kind: type, own: str, **able: Any) -> Method:
     return Method(kind, prior=False, still=True, scores=scores, **able)
 
 
+_LOGITS = (CLASSIFICATION, BINARY, MULTILABEL)
 _CLASSES_ONLY: dict[str, Any] = {"tasks": (CLASSIFICATION,), "positions": False}
 DETECTORS = (
-    detector(detectors.MSP, "max_probability", custom=True),
-    detector(detectors.MaxLogit, "max_logit", custom=True),
-    detector(detectors.Energy, "energy", custom=True),
-    detector(detectors.GEN, "generalized_entropy", custom=True),
+    detector(detectors.MSP, "max_probability", tasks=_LOGITS),
+    detector(detectors.MaxLogit, "max_logit", tasks=_LOGITS),
+    detector(detectors.Energy, "energy", tasks=_LOGITS),
+    detector(detectors.GEN, "generalized_entropy", tasks=_LOGITS),
     detector(detectors.KNN, "knn", custom=True),
     detector(detectors.Mahalanobis, "mahalanobis", **_CLASSES_ONLY),
     detector(detectors.RelativeMahalanobis, "relative_mahalanobis", **_CLASSES_ONLY),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 
 from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.map_estimate import NetworkItself
-from nullbayes.baselines.method import LikelihoodLike, Options, check_counts
+from nullbayes.baselines.method import FitContext, Learned, LikelihoodLike, Options, check_counts
 from nullbayes.detectors.features import check_fraction
+from nullbayes.errors import LikelihoodError
 from nullbayes.predictive import OF_MEAN, Mask, Prediction, score, warn_of_padding
 
 
@@ -20,22 +21,35 @@ def _first(own: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _MaxProbability(NetworkItself):
+class _OfLogits(NetworkItself):
+    def fit(self, context: FitContext) -> Learned[Any]:
+        """Learn nothing; refuse outputs that are no logits."""
+        if not context.rows.likelihood.has_probabilities:
+            msg = (
+                f"{context.name} is a score of logits, which the outputs of a {context.rows.likelihood.name} likelihood "
+                "are not: use nb.detectors.KNN, which looks at features."
+            )
+            raise LikelihoodError(msg)
+        return Learned((), None, "the outputs of the network")
+
+
+@dataclass(frozen=True)
+class _MaxProbability(_OfLogits):
     scores = _first("max_probability")
 
 
 @dataclass(frozen=True)
-class _MaxLogit(NetworkItself):
+class _MaxLogit(_OfLogits):
     scores = _first("max_logit")
 
 
 @dataclass(frozen=True)
-class _Energy(NetworkItself):
+class _Energy(_OfLogits):
     scores = _first("energy")
 
 
 @dataclass(frozen=True)
-class _GeneralizedEntropy(NetworkItself):
+class _GeneralizedEntropy(_OfLogits):
     gamma: float = 0.1
     largest: int = 100
 
