@@ -94,8 +94,9 @@ class _ClassGradients(NetworkItself):
         if len(counts) < 2:
             msg = "The training data have one class only: the directions between class means need two at least."
             raise DataError(msg)
-        shares = torch.where(keep, 1.0 / counts[index], 0.0)
-        return index, torch.cat(chosen) * shares[:, None].to(chosen[0]), len(counts)
+        weights = torch.cat(chosen)
+        shares = keep.to(weights.dtype) / counts[index]
+        return index, weights * shares[:, None], len(counts)
 
     def _chosen(self, outputs: Tensor) -> Tensor:  # (n, C)
         """Return which logits are differentiated: all of them, or the largest one."""
