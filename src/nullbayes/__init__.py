@@ -5,6 +5,7 @@ Posteriors (``fit``, ``predict``, ``ood_score``, ``save``)
     ``LossProjectedPosterior``    keeps the loss of each training example, to first order
     ``load``                      read a saved posterior
     ``baselines``                 the methods that the paper compares with, with the same interface
+    ``detectors``                 post-hoc out-of-distribution scores, with the same interface
     ``Prediction``                what ``predict`` returns
     ``FitReport``, ``FitCheck``   what ``posterior.report`` and ``posterior.check_fit`` return
 
@@ -28,6 +29,7 @@ Other names
 """
 
 from nullbayes import baselines as baselines
+from nullbayes import detectors as detectors
 from nullbayes import errors as errors
 from nullbayes import likelihoods as likelihoods
 from nullbayes import metrics as metrics

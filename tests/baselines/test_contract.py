@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
-from nullbayes import baselines
+from nullbayes import baselines, detectors
 from nullbayes.errors import LikelihoodError, NotFittedError, SettingsError
 from support.drawing import randint, randn
-from support.method_table import BASELINES, X_NEW, Method, answer, each_baseline, each_method, each_sampler
+from support.method_table import BASELINES, DETECTORS, PROJECTED, X_NEW, Method, answer, each_baseline, each_method, each_sampler
 from support.models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, TASKS, Task, batches
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
@@ -32,7 +32,12 @@ def test_the_table_has_every_method() -> None:
     assert all(f"``{method.name}``" in baselines.__doc__ for method in BASELINES)
 
 
-@each_baseline
+def test_the_table_has_every_detector() -> None:
+    assert {method.kind for method in DETECTORS} == {kind for kind in vars(detectors).values() if inspect.isclass(kind)}
+    assert all(f"``{method.name}``" in detectors.__doc__ for method in DETECTORS)
+
+
+@pytest.mark.parametrize("method", BASELINES, ids=lambda method: method.name)
 def test_a_baseline_is_one_class_around_one_value(method: Method) -> None:
     ours = [kind for kind in method.kind.__mro__ if kind.__module__.startswith("nullbayes.baselines")]
     assert ours == [method.kind, baselines.Baseline]
@@ -74,7 +79,7 @@ def test_methods_take_the_same_arguments(method: Method) -> None:
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 @each_sampler
 def test_predictions_have_one_shape(method: Method, task: Task) -> None:
-    if task is CUSTOM and not method.custom:
+    if task not in method.tasks or (task is CUSTOM and not method.custom):
         return
     posterior = method.fit(task)
     for pred_type in method.pred_types:
@@ -93,6 +98,8 @@ def test_predictions_have_one_shape(method: Method, task: Task) -> None:
 @pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
 @each_method
 def test_every_score_is_one_number_per_input(method: Method, task: Task) -> None:
+    if task not in method.tasks:
+        return
     posterior = method.fit(task)
     for kind in method.scores:
         score = posterior.ood_score(X_NEW, kind)
@@ -123,6 +130,8 @@ def test_scores_do_not_depend_on_how_many_rows_are_formed_at_a_time(
 
 @each_sampler
 def test_a_regression_has_no_probabilities_to_score(method: Method) -> None:
+    if REGRESSION not in method.tasks:
+        return
     posterior = method.fit(REGRESSION)
     with pytest.raises(LikelihoodError, match=r"regression likelihood (has not|does not have)"):
         posterior.ood_score(X_NEW, "entropy")
@@ -135,10 +144,10 @@ def test_samples_are_named_parameters_around_the_network(method: Method) -> None
     trained = {name: parameter.detach() for name, parameter in MLP.build().named_parameters()}
     assert all(value.shape == (1, *trained[name].shape) for name, value in named.items())
     moved = max(float((value - trained[name]).abs().max()) for name, value in named.items())
-    assert (moved > 0) == (method.kind is not baselines.MAP)
+    assert (moved > 0) != method.still
     with posterior.sampled_parameters(0) as model:
         inside = model(X_NEW)
-    if method.kind is not baselines.MAP:
+    if not method.still:
         torch.testing.assert_close(inside, posterior.predict(X_NEW, pred_type="sampled").samples[0])
 
 
@@ -146,7 +155,7 @@ def test_samples_are_named_parameters_around_the_network(method: Method) -> None
 def test_a_check_compares_with_the_network(method: Method) -> None:
     posterior, (x, y) = method.fit(), CLASSIFICATION.data(n=9, seed=3)
     found = posterior.check_fit(batches(x, y, (4, 5)))
-    own = MLP.build()(x).softmax(1)
+    own = posterior.likelihood.probabilities(MLP.build()(x))
     assert found.n_data == 9
     assert found.nll_model == pytest.approx(nb.metrics.nll(own, y))
     assert found.accuracy_model == pytest.approx(nb.metrics.accuracy(own, y))
@@ -164,7 +173,7 @@ def test_the_report_counts_and_measures(method: Method) -> None:
     assert report.peak_memory is None or report.peak_memory >= 0
     json.dumps(report.to_dict())
     assert "parameters" in str(report)
-    if method in BASELINES:
+    if method not in PROJECTED:
         assert report.method == method.name
         assert (report.prior_precision is not None) == method.prior
 
@@ -182,7 +191,7 @@ def test_a_report_before_a_fit_is_refused(method: Method) -> None:
 def test_the_seed_determines_the_samples(method: Method) -> None:
     one, same, other = (method.fit(seed=seed) for seed in (3, 3, 4))
     assert torch.equal(answer(method, one), answer(method, same))
-    if method.samples and method.kind is not baselines.MAP:
+    if method.samples and not method.still:
         assert (answer(method, one) - answer(method, other)).abs().max() > 1e-6
 
 
@@ -233,6 +242,8 @@ class Tagger(nn.Module):
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.CollapseWarning")  # a small network
 @each_method
 def test_outputs_may_have_positions_and_be_taken_from_what_the_model_returns(method: Method, tmp_path: Path) -> None:
+    if not method.positions:
+        return
     generator = torch.Generator().manual_seed(0)
     x, y = randn(6, 4, 2, generator=generator, dtype=torch.float64), randint(3, (6, 4), generator=generator)
     y[0, :2] = -100  # which do not count

@@ -21,6 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarnin
 @pytest.mark.parametrize("task", [CLASSIFICATION, REGRESSION], ids=lambda task: task.name)
 @each_method
 def test_a_saved_posterior_answers_the_same(method: Method, task: Task, tmp_path: Path) -> None:
+    if task not in method.tasks:
+        return
     model = MLP.build(task.outputs)
     posterior = method.fit(task, model=model)
     posterior.save(tmp_path / "posterior")

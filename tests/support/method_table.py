@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from nullbayes import baselines
-from support.models import CLASSIFICATION, MLP, Task
+from nullbayes import baselines, detectors
+from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
+OF_NETWORK = ("max_probability", "max_logit", "energy", "generalized_entropy", "entropy")  # that need no samples
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class Method:
     samples: bool = True  # whether it predicts
     prior: bool = True
     custom: bool = False  # whether it takes a loss of one's own
+    still: bool = False  # whether its one sample is the network itself
+    tasks: tuple[Task, ...] = tuple(TASKS)  # that it can be fitted to, beside a loss of one's own
+    positions: bool = True  # whether outputs may have positions
     pred_types: tuple[str, ...] = ("linearized", "sampled")
     scores: tuple[str, ...] = SCORES  # the first is the default
 
@@ -71,7 +75,8 @@ def members(model: nn.Module) -> dict[str, Any]:
 
 PROJECTED = (Method(nb.ProjectedPosterior, custom=True), Method(nb.LossProjectedPosterior, custom=True))
 BASELINES = (
-    Method(baselines.MAP, prior=False, custom=True, scores=("max_probability", "max_logit", "energy", "generalized_entropy", "entropy")),
+    Method(baselines.MAP, prior=False, custom=True, still=True, scores=OF_NETWORK),
+    Method(baselines.TemperatureScaling, prior=False, still=True, scores=OF_NETWORK),
     Method(baselines.DiagonalLaplace),
     Method(baselines.LastLayerLaplace),
     Method(baselines.KroneckerLaplace),
@@ -83,14 +88,40 @@ BASELINES = (
     Method(baselines.SWAG, epochs, prior=False, custom=True, pred_types=("sampled",)),
     Method(baselines.DeepEnsemble, members, prior=False, custom=True, pred_types=("sampled",)),
 )
-METHODS = (*PROJECTED, *BASELINES)
+
+
+def detector(kind: type, own: str, **able: Any) -> Method:
+    """A detector: it predicts as the network does, and has one score more, or one of the network's scores first."""
+    scores = (own, *(name for name in OF_NETWORK if name != own))
+    return Method(kind, prior=False, still=True, scores=scores, **able)
+
+
+_LOGITS = (CLASSIFICATION, BINARY, MULTILABEL)
+_CLASSES_ONLY: dict[str, Any] = {"tasks": (CLASSIFICATION,), "positions": False}
+DETECTORS = (
+    detector(detectors.MSP, "max_probability", tasks=_LOGITS),
+    detector(detectors.MaxLogit, "max_logit", tasks=_LOGITS),
+    detector(detectors.Energy, "energy", tasks=_LOGITS),
+    detector(detectors.GEN, "generalized_entropy", tasks=_LOGITS),
+    detector(detectors.KNN, "knn", custom=True),
+    detector(detectors.Mahalanobis, "mahalanobis", **_CLASSES_ONLY),
+    detector(detectors.RelativeMahalanobis, "relative_mahalanobis", **_CLASSES_ONLY),
+    detector(detectors.ViM, "vim", **_CLASSES_ONLY),
+    detector(detectors.ReAct, "react", **_CLASSES_ONLY),
+    detector(detectors.SCALE, "scale", **_CLASSES_ONLY),
+    detector(detectors.FDBD, "fdbd", **_CLASSES_ONLY),
+    detector(detectors.NNGuide, "nnguide", **_CLASSES_ONLY),
+    detector(detectors.GradPCA, "gradpca", **_CLASSES_ONLY),
+)
+METHODS = (*PROJECTED, *BASELINES, *DETECTORS)
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-each_baseline = pytest.mark.parametrize("method", BASELINES, ids=lambda method: method.name)
+each_baseline = pytest.mark.parametrize("method", (*BASELINES, *DETECTORS), ids=lambda method: method.name)
 each_sampler = pytest.mark.parametrize(
     "method", [m for m in METHODS if m.samples], ids=lambda method: method.name
 )  # fmt: skip
 
 
 def answer(method: Method, posterior: Any) -> torch.Tensor:
-    """What a method says about new inputs: samples, or its score."""
-    return posterior.predict(X_NEW).samples if method.samples else posterior.ood_score(X_NEW)
+    """What a method says about new inputs: samples, or its score, where it is a method for the sake of its score."""
+    asked_for_samples = method.samples and method not in DETECTORS
+    return posterior.predict(X_NEW).samples if asked_for_samples else posterior.ood_score(X_NEW)

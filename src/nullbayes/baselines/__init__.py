@@ -9,6 +9,7 @@ r"""Baselines: the methods that the paper compares with, used in the same way as
    (``linalg.curvature``); :math:`\alpha` can change without a new fit.
 
     ``MAP``                 the network itself: largest probability, largest logit, entropy
+    ``TemperatureScaling``  the network with a temperature that suits held-out data
     ``DiagonalLaplace``     the diagonal of the curvature
     ``LastLayerLaplace``    the columns of the last layer
     ``KroneckerLaplace``    a Kronecker product for each layer (needs ``curvlinops``)
@@ -35,3 +36,4 @@ from nullbayes.baselines.method import BaselineReport as BaselineReport
 from nullbayes.baselines.method import Method as Method
 from nullbayes.baselines.scod import SCOD as SCOD
 from nullbayes.baselines.swag import SWAG as SWAG
+from nullbayes.baselines.temperature import TemperatureScaling as TemperatureScaling

@@ -73,20 +73,22 @@ def _max_probability(prediction: Prediction, likelihood: Likelihood) -> Tensor:
     return likelihood.over_choices(others)
 
 
-def _generalized_entropy(prediction: Prediction, likelihood: Likelihood) -> Tensor:
+def _generalized_entropy(
+    prediction: Prediction, likelihood: Likelihood, gamma: float = _GAMMA, largest: int = _LARGEST
+) -> Tensor:
     assert prediction.probs is not None
     choices = likelihood.choice_probabilities(prediction.probs)
-    top = choices.topk(min(_LARGEST, choices.shape[-1]), dim=-1).values.double()
+    top = choices.topk(min(largest, choices.shape[-1]), dim=-1).values.double()
     rest = (1.0 - top).clamp_min(0.0)
     rest[..., 0] = choices.scatter(-1, choices.argmax(-1, keepdim=True), 0.0).sum(-1).double()
-    return likelihood.over_choices((top**_GAMMA * rest**_GAMMA).sum(-1).to(choices.dtype))
+    return likelihood.over_choices((top**gamma * rest**gamma).sum(-1).to(choices.dtype))
 
 
 @dataclass(frozen=True)
 class _Score:
     """How a score is computed at each position (N, ...), and whether the largest of them counts, or their mean."""
 
-    at_positions: Callable[[Prediction, Likelihood], Tensor]
+    at_positions: Callable[..., Tensor]  # of a prediction, a likelihood and settings
     largest: bool = False
     of_probabilities: bool = True  # only for likelihoods that have them
 
@@ -121,8 +123,12 @@ def default_score(likelihood: Likelihood) -> str:
     return "generalized_entropy" if likelihood.has_probabilities else "max_variance"
 
 
-def score(prediction: Prediction, likelihood: Likelihood, kind: str, per: str = "input") -> Tensor:  # (N,) or (N, ...)
+def score(
+    prediction: Prediction, likelihood: Likelihood, kind: str, per: str = "input", **settings: float
+) -> Tensor:  # (N,) or (N, ...)
     """Return one score per input or per position; high scores mean out-of-distribution.
+
+    ``settings`` are those of the score, where it has any.
 
     Scores do not depend on the units of the outputs of a regression, nor on the length of an input. Masked positions do
     not count; with ``per="position"`` their score is NaN.
@@ -138,7 +144,7 @@ def score(prediction: Prediction, likelihood: Likelihood, kind: str, per: str = 
         msg = f"kind={kind!r} needs probabilities, which a {likelihood.name} likelihood does not have{other}."
         raise LikelihoodError(msg)
     found = _SCORES[kind]
-    return pooled(found.at_positions(prediction, likelihood), prediction.mask, per, largest=found.largest)
+    return pooled(found.at_positions(prediction, likelihood, **settings), prediction.mask, per, largest=found.largest)
 
 
 def pooled(values: Tensor, mask: Tensor | None, per: str = "input", *, largest: bool = False) -> Tensor:  # (N, ...)
