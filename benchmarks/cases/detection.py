@@ -199,7 +199,7 @@ def _baseline(bench: Bench, name: str) -> tuple[Any, Mapping[str, Any], Any]:
     made.tune()
     if not isinstance(made.posterior, nb.baselines.Baseline):
         raise NotImplementedError(name)
-    return made.posterior, {kind: kind for kind in made.posterior.scores}, made.pred_type
+    return made.posterior, {kind: kind for kind in made.posterior.scores if kind != "combined"}, made.pred_type
 
 
 def _detector(task: Task, name: str) -> tuple[Any, Mapping[str, Any], Any]:
