@@ -36,6 +36,7 @@ from benchmarks.frame import Settings, Skipped, result
 from benchmarks.measure import Clock
 from benchmarks.rivals import Bench, methods
 from benchmarks.tasks import PARTS, Inputs, Task, batches
+from nullbayes.predictive import SCORES, default_score, score
 
 _ALL = "digits+batchnorm+lenet+resnet20+svhn+minilm"
 SMALL = {
@@ -103,53 +104,62 @@ def measure(settings: Settings, task: Task) -> tuple[list[Row], list[Row], list[
         except (nb.errors.NullBayesError, torch.OutOfMemoryError, NotImplementedError) as error:
             notes.append(f"{name} on {task.name}: {str(error).splitlines()[0]}")
             continue
-        for label, kind in kinds.items():
-            if label == "calibrated":
-                assert task.held_out is not None
-                method.calibrate(batches(task.held_out))
-                decisions.append(_decisions(settings, task, name, method))
-            rows += _aurocs(settings, task, f"{name}, {label}" if label else name, method, kind, pred_type)
-        print(f"{task.name}, seed {settings.seed}: {name} {fitting.seconds:.1f} s", flush=True)
-        for row in rows:
-            row.setdefault("fit_seconds", fitting.seconds)
+        if "calibrated" in kinds:
+            assert task.held_out is not None
+            method.calibrate(batches(task.held_out))
+            decisions.append(_decisions(settings, task, name, method))
+        seconds = fitting.seconds
+        rows += _aurocs(settings, task, name, method, kinds, pred_type, seconds)
+        print(f"{task.name}, seed {settings.seed}: {name} {seconds:.1f} s", flush=True)
     return rows, decisions, notes
 
 
 def _aurocs(
-    settings: Settings, task: Task, name: str, method: Any, kind: str | None, pred_type: str | None
+    settings: Settings,
+    task: Task,
+    name: str,
+    method: Any,
+    kinds: Mapping[str, str | None],
+    pred_type: str | None,
+    seconds: float,
 ) -> Iterator[Row]:
-    asked = {} if pred_type is None or kind in ("combined", "relative_variance") else {"pred_type": pred_type}
-
-    def scores(x: Inputs) -> Tensor:
-        return method.ood_score([part for part, _ in batches((x, _numbers(x)))], kind, **asked)
-
-    inside = scores(task.test[0])
+    inside = _scores(method, task.test[0], kinds, pred_type)
     for stranger, x in task.strangers.items():
-        auroc = nb.metrics.auroc(inside, scores(x))
-        yield {"column": f"{task.name} → {stranger}", "seed": settings.seed, "method": name, "auroc": auroc}
+        outside = _scores(method, x, kinds, pred_type)
+        for label in kinds:
+            yield {
+                "column": f"{task.name} → {stranger}", "seed": settings.seed, "fit_seconds": seconds,
+                "method": f"{name}, {label}" if label else name, "auroc": nb.metrics.auroc(inside[label], outside[label]),
+            }  # fmt: skip
 
 
-def _numbers(x: Inputs) -> Tensor:
-    return torch.arange(len(x if isinstance(x, Tensor) else next(iter(x.values()))))
+def _scores(method: Any, x: Inputs, kinds: Mapping[str, str | None], pred_type: str | None) -> dict[str, Tensor]:
+    """Return all scores of some inputs, from one prediction as far as they follow from it."""
+    asked = {} if pred_type is None else {"pred_type": pred_type}
+    prediction = method.predict(x, **asked) if set(kinds.values()) & set(SCORES) else None
+    return {
+        label: score(prediction, method.likelihood, kind) if kind in SCORES else method.ood_score(x, kind)  # type: ignore[arg-type]
+        for label, kind in kinds.items()
+    }
 
 
 def _decisions(settings: Settings, task: Task, name: str, method: Any) -> Row:
     """Return rates of alarm, and the coverage and size of label sets."""
     y = task.test[1]
     row: Row = {"network": task.name, "method": name, "seed": settings.seed}
-    familiar = method.p_value([part for part, _ in batches(task.test)])
+    familiar = method.p_value(task.test[0])
     row |= {f"flagged at {level:g}": float((familiar <= level).double().mean()) for level in LEVELS}
     for i, (stranger, strange) in enumerate(task.strangers.items(), 1):
-        p = method.p_value([part for part, _ in batches((strange, _numbers(strange)))])
+        p = method.p_value(strange)
         row |= {f"stranger {i}": stranger} | {
             f"stranger {i} at {level:g}": float((p <= level).double().mean()) for level in LEVELS
         }
     network = nb.baselines.MAP(method._network.model).fit(*_few(task))
     network.calibrate(batches(task.held_out))  # type: ignore[arg-type]
     for who, decides in (("set", method), ("network's set", network)):
-        sets = torch.cat([decides.predict_set(part, SETS) for part, _ in batches(task.test)])
+        sets = decides.predict_set(task.test[0], SETS)
         row |= {
-            f"{who} covers": float(sets[torch.arange(len(y)), y].double().mean()),
+            f"{who} covers": float(sets[torch.arange(len(y), device=y.device), y].double().mean()),
             f"{who} size": float(sets.double().sum(1).mean()),
         }
     return row
@@ -181,7 +191,11 @@ def _projected(settings: Settings, task: Task, rows: str, kind: Any) -> tuple[An
     posterior = kind(task.model, parameters=task.parameters.get(rows))
     posterior.fit(batches(task.train), settings.options.samples, generator=settings.generator(), progress=False)
     others = ("max_variance", "relative_variance", "mutual_information", "entropy", "max_prob_variance", "energy")
-    return posterior, {"default": None, **{name: name for name in others}, "calibrated": "combined"}, None
+    return (
+        posterior,
+        {"default": default_score(posterior.likelihood), **{name: name for name in others}, "calibrated": "combined"},
+        None,
+    )
 
 
 def _bench(settings: Settings, task: Task) -> Bench:
