@@ -16,7 +16,11 @@ from nullbayes import baselines
 from support.models import CLASSIFICATION, MLP, Task
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
-SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
+OF_MEAN = ("max_probability", "max_logit", "energy", "generalized_entropy", "entropy")
+SCORES = (
+    "generalized_entropy", "max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information", "energy",
+    "max_logit", "max_probability",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Method:
     prior: bool = True
     custom: bool = False  # whether it takes a loss of one's own
     pred_types: tuple[str, ...] = ("linearized", "sampled")
-    scores: tuple[str, ...] = SCORES  # the first is the default
+    scores: tuple[str, ...] = SCORES  # the first is the default, where there are probabilities
 
     @property
     def name(self) -> str:
@@ -71,7 +75,7 @@ def members(model: nn.Module) -> dict[str, Any]:
 
 PROJECTED = (Method(nb.ProjectedPosterior, custom=True), Method(nb.LossProjectedPosterior, custom=True))
 BASELINES = (
-    Method(baselines.MAP, prior=False, custom=True, scores=("max_probability", "max_logit", "energy", "generalized_entropy", "entropy")),
+    Method(baselines.MAP, prior=False, custom=True, scores=OF_MEAN),
     Method(baselines.DiagonalLaplace),
     Method(baselines.LastLayerLaplace),
     Method(baselines.KroneckerLaplace),
