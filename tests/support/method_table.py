@@ -18,8 +18,8 @@ from support.models import CLASSIFICATION, MLP, Task
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 OF_MEAN = ("max_probability", "max_logit", "energy", "generalized_entropy", "entropy")
 SCORES = (
-    "generalized_entropy", "max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information", "energy",
-    "max_logit", "max_probability",
+    "generalized_entropy", "max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information",
+    "energy", "max_logit", "max_probability",
 )  # fmt: skip
 
 

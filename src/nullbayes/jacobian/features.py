@@ -93,7 +93,7 @@ class FeatureReader:
         if len(calls) != 1 or len(calls[0]) != len(outputs) or calls[0].ndim < 2:
             shapes = ", ".join(str(tuple(call.shape)) for call in calls) or "no tensor"
             msg = (
-                f"The layer {self.layer!r} was given {shapes} when the network was called with {len(outputs)} examples. "
+                f"The layer {self.layer!r} was given {shapes} when the network was given {len(outputs)} examples. "
                 "Features are one floating-point tensor with an entry per example: name another layer."
             )
             raise ModelError(msg)
