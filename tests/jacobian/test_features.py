@@ -167,6 +167,16 @@ def test_a_layer_beside_the_last_one_that_is_called_after_it_is_not_taken() -> N
     assert find_last_layer(Network(model), draw(5, 4)) == ("head", True)
 
 
+def test_a_layer_that_only_some_examples_reach_is_not_taken_if_the_first_ones_do() -> None:
+    model = zoo.Experts().double()
+    x = draw(7, 4)
+    with torch.no_grad():
+        model.gate.weight.zero_()
+        model.gate.weight[:2, 0] = torch.tensor([1.0, -1.0])
+    x[:, 0] = torch.tensor([1.0, 1.0, 1.0, -1.0, 1.0, 1.0, 1.0])
+    assert find_last_layer(Network(model), x) == ("gate", False)
+
+
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 
