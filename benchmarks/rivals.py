@@ -52,6 +52,8 @@ class Ours:
         "linearized" or "sampled".
     fitting : callable, optional
         Returns what its fit needs beside the data.
+    score : str
+        The score that the paper takes for it.
     settings : mapping
         For the method itself.
     """
@@ -62,9 +64,11 @@ class Ours:
         kind: Any,
         pred_type: str = "linearized",
         fitting: Callable[[Bench], Mapping[str, Any]] | None = None,
+        *,
+        score: str = "max_variance",
         **settings: Any,
     ) -> None:
-        self.bench, self.pred_type = bench, pred_type
+        self.bench, self.pred_type, self._score = bench, pred_type, score
         self.posterior = kind(bench.model, parameters=bench.parameters, **settings)
         self._fitting = {"n_samples": bench.samples, **(fitting(bench) if fitting else {})}
 
@@ -87,7 +91,7 @@ class Ours:
 
     def score(self, x: Tensor) -> Tensor:
         """Return the method's own score."""
-        return self.posterior.ood_score(x, pred_type=self.pred_type)
+        return self.posterior.ood_score(x, self._score, pred_type=self.pred_type)
 
 
 class LaplaceTorch:
@@ -171,14 +175,14 @@ def methods(bench: Bench) -> dict[str, Callable[[], Any]]:
     table: dict[str, Callable[[], Any]] = {
         "ProjectedPosterior": lambda: Ours(bench, nb.ProjectedPosterior),
         "LossProjectedPosterior": lambda: Ours(bench, nb.LossProjectedPosterior),
-        "MAP": lambda: Ours(bench, b.MAP),
+        "MAP": lambda: Ours(bench, b.MAP, score="max_probability"),
         "DiagonalLaplace": lambda: Ours(bench, b.DiagonalLaplace, "sampled"),
         "LastLayerLaplace": lambda: Ours(bench, b.LastLayerLaplace, "sampled"),
         "LinearizedLaplace": lambda: Ours(bench, b.LinearizedLaplace),
         "LanczosLaplace": lambda: Ours(bench, b.LanczosLaplace, **budget),
-        "SCOD": lambda: Ours(bench, b.SCOD, **budget),
-        "LocalEnsemble": lambda: Ours(bench, b.LocalEnsemble, **budget),
-        "SketchedLanczos": lambda: Ours(bench, b.SketchedLanczos, **budget),
+        "SCOD": lambda: Ours(bench, b.SCOD, score="scod", **budget),
+        "LocalEnsemble": lambda: Ours(bench, b.LocalEnsemble, score="local_ensemble", **budget),
+        "SketchedLanczos": lambda: Ours(bench, b.SketchedLanczos, score="sketched_lanczos", **budget),
         "SWAG": lambda: Ours(bench, b.SWAG, "sampled", one_epoch),
         "DeepEnsemble": lambda: Ours(bench, b.DeepEnsemble, "sampled", new_members),
     }

@@ -57,12 +57,11 @@ def main(n: int = 40, epochs: int = 120) -> dict[str, float]:
 
     # every pixel counts in new images: mask="all" says so
     strange = test + 3 * torch.rand(20, 1, 1, 1, generator=torch.Generator().manual_seed(2)) + 1
-    kind = "mutual_information"
-    auroc = nb.metrics.auroc(posterior.ood_score(test, mask="all"), posterior.ood_score(strange, mask="all"))
+    auroc = nb.metrics.auroc(*(posterior.ood_score(x, "max_variance", mask="all") for x in (test, strange)))
     print(f"AUROC of images that are too bright: {auroc:.3f}")
     patched = test.clone()
     patched[:, :, :4, :4] = 6.0
-    pixels = posterior.ood_score(patched, per="position")
+    kind, pixels = "mutual_information", posterior.ood_score(patched, "max_variance", per="position")
     inside, outside = pixels[:, :4, :4].mean(), pixels[:, 6:, 6:].mean()
     print(f"variance in a corner that is too bright {inside:.3g}, elsewhere {outside:.3g}; by {kind}: "
           f"{posterior.ood_score(patched, kind, mask='all').mean():.3g}")  # fmt: skip

@@ -161,7 +161,7 @@ def test_scores_are_pooled_over_positions() -> None:
     x = draw(5, 4, 2, seed=5)
     prediction = posterior.predict(x)
     probs = prediction.probs
-    torch.testing.assert_close(posterior.ood_score(x), prediction.variance.amax((1, 2)))
+    torch.testing.assert_close(posterior.ood_score(x, "max_variance"), prediction.variance.amax((1, 2)))
     torch.testing.assert_close(posterior.ood_score(x, "sum_variance"), prediction.variance.sum(2).mean(1))
     torch.testing.assert_close(posterior.ood_score(x, "entropy"), -(probs * probs.log()).sum(2).mean(1))
     inside = prediction.samples.softmax(-1)

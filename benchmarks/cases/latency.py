@@ -62,7 +62,7 @@ def _measure(settings: Settings, name: str) -> dict[str, Any]:
         model(one)
 
     calls: dict[str, Callable[[Tensor], Any]] = {
-        "forward": plain, "predict": posterior.predict, "score": posterior.ood_score,
+        "forward": plain, "predict": posterior.predict, "score": lambda one: posterior.ood_score(one, "max_variance"),
     }  # fmt: skip
     if parameters is None:
         calls["bare"] = lambda one: _bare(model, one, classes)

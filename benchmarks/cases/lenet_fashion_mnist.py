@@ -40,7 +40,7 @@ def run(settings: Settings) -> dict[str, Any]:
         with Clock(device) as fitting:
             posterior = kind(model).fit(loader, n_samples=o.samples, generator=settings.generator(), progress=False)
         with Clock(device) as predicting:
-            prediction, strange = posterior.predict(x_test), posterior.ood_score(x_other)
+            prediction, strange = posterior.predict(x_test), posterior.ood_score(x_other, "max_variance")
         assert prediction.probs is not None
         scores = _quality(prediction.probs, y_test, prediction.variance.amax(1), strange)
         seconds = {"fit_seconds": fitting.seconds, "predict_seconds": predicting.seconds}

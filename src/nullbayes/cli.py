@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _LEGEND = """\
 AUROC       how well a score separates the unseen 8s and 9s from test images of known
             digits (0.5 is chance, 1 is perfect).
-            logits: posterior.ood_score(x), the largest variance of a logit;
+            logits: the variance of a logit, posterior.ood_score(x, "max_variance");
                     for the network, minus its largest logit
             probs:  posterior.ood_score(x, "mutual_information");
                     for the network, one minus its largest probability

@@ -120,7 +120,7 @@ def test_scores_do_not_depend_on_how_many_rows_are_formed_at_a_time(
 
     def answers() -> list[Tensor]:
         exact = [posterior.functional_variance(X_NEW, exact=True)] if method.prior else []
-        return [posterior.ood_score(X_NEW), *exact]
+        return [*(posterior.ood_score(X_NEW, kind) for kind in method.scores), *exact]
 
     at_once = answers()
     monkeypatch.setattr("nullbayes.baselines.method._ROW_BYTES", {"cpu": 1, "cuda": 1})

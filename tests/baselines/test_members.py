@@ -158,7 +158,7 @@ def test_members_predict_with_their_own_outputs() -> None:
     prediction = posterior.predict(new)
     torch.testing.assert_close(prediction.samples, wanted)
     torch.testing.assert_close(prediction.probs, wanted.softmax(-1).mean(0))
-    torch.testing.assert_close(posterior.ood_score(new), wanted.var(0).amax(1))
+    torch.testing.assert_close(posterior.ood_score(new, "max_variance"), wanted.var(0).amax(1))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from nullbayes.errors import (
     NullBayesError,
     SettingsError,
 )
-from nullbayes.predictive.prediction import SCORES, WITHOUT_PROBABILITIES
+from nullbayes.predictive.scores import SCORES, WITHOUT_PROBABILITIES
 from support.models import BATCHNORM, CLASSIFICATION, MLP, Task, call
 from support.posterior_fits import DATA, X, Y, attempt, each_kind
 

@@ -49,7 +49,7 @@ def test_more_rows_than_parameters_still_give_a_posterior(trained: nn.Module) ->
     check = posterior.check_fit(CROWDED)
     assert check.std < 0.05 * check.output_std
     assert check.accuracy_posterior == check.accuracy_model > 0.9
-    far, near = posterior.ood_score(FAR), posterior.ood_score(LINE)
+    far, near = (posterior.ood_score(inputs, "max_variance") for inputs in (FAR, LINE))
     assert far.min() > 10 * near.max() > 0
 
 
@@ -60,7 +60,8 @@ def test_an_iterative_projector_estimates_what_is_left(trained: nn.Module) -> No
     assert 1 < report.kernel_dimension < 83
     assert report.kernel_dimension_stderr > 0
     assert f"± {report.kernel_dimension_stderr:.1f}" in str(report)
-    assert posterior.ood_score(FAR).min() > posterior.ood_score(LINE).max()
+    far, near = (posterior.ood_score(inputs, "max_variance") for inputs in (FAR, LINE))
+    assert far.min() > near.max()
 
 
 @pytest.mark.parametrize("projector", [ExactPrimal(), ExactDual()], ids=["primal", "dual"])

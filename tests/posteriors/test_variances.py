@@ -13,7 +13,7 @@ import nullbayes as nb
 from nullbayes.projectors import Alternating, Krylov
 from nullbayes.testing import kernel_projector
 from support.drawing import randn
-from support.models import CLASSIFICATION, MLP, Task, jacobian
+from support.models import BINARY, CLASSIFICATION, MLP, Task, jacobian
 from support.posterior_fits import (
     EXACT,
     ITERATIVE,
@@ -30,16 +30,37 @@ from support.posterior_fits import (
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 
 
+def confidence(task: Task, f: Tensor, p: Tensor) -> dict[str, Tensor]:  # (n, O), (n, O)
+    """The scores of the mean prediction, written out; those of several labels are sums over them."""
+    if task is CLASSIFICATION:
+        return {
+            "energy": -f.exp().sum(1).log(),
+            "max_logit": -f.max(1).values,
+            "max_probability": 1 - p.max(1).values,
+            "generalized_entropy": (p * (1 - p)).pow(0.1).sum(1),
+        }
+    energy, largest = (
+        (((f / 2).exp() + (-f / 2).exp()).log(), f.abs() / 2) if task is BINARY else ((1 + f.exp()).log(), f.relu())
+    )
+    return {
+        "energy": -energy.sum(1),
+        "max_logit": -largest.sum(1),
+        "max_probability": torch.where(p > 0.5, 1 - p, p).sum(1),
+        "generalized_entropy": 2 * (p * (1 - p)).pow(0.1).sum(1),
+    }
+
+
 @each_task
 @each_kind
 def test_scores_match_their_definitions(kind: type, task: Task) -> None:
     posterior = fit_mlp(kind, task)
     samples = posterior.predict(X_NEW).samples
     variance = (samples - samples.mean(0)).square().sum(0) / 4
-    torch.testing.assert_close(posterior.ood_score(X_NEW), variance.max(1).values)
+    torch.testing.assert_close(posterior.ood_score(X_NEW, "max_variance"), variance.max(1).values)
     torch.testing.assert_close(posterior.ood_score(X_NEW, "sum_variance"), variance.sum(1))
     probs = probabilities(task, samples)
     if probs is None:
+        assert torch.equal(posterior.ood_score(X_NEW), posterior.ood_score(X_NEW, "max_variance"))
         return  # test_bad_input.py: the others are refused
     spread = (probs - probs.mean(0)).square().sum(0) / 4
     torch.testing.assert_close(posterior.ood_score(X_NEW, "max_prob_variance"), spread.max(1).values)
@@ -51,8 +72,14 @@ def test_scores_match_their_definitions(kind: type, task: Task) -> None:
     torch.testing.assert_close(posterior.ood_score(X_NEW, "entropy"), entropy(posterior.predict(X_NEW).probs))
     information = entropy(probs.mean(0)) - entropy(probs).mean(0)
     torch.testing.assert_close(posterior.ood_score(X_NEW, "mutual_information"), information)
+    prediction = posterior.predict(X_NEW)
+    network = nb.baselines.MAP(MLP.build(task.outputs), task.likelihood).fit([task.data()], progress=False)
+    for each, p in ((posterior, prediction.probs), (network, probabilities(task, prediction.mean))):
+        for name, wanted in confidence(task, prediction.mean, p).items():
+            torch.testing.assert_close(each.ood_score(X_NEW, name), wanted)
+    assert torch.equal(posterior.ood_score(X_NEW), posterior.ood_score(X_NEW, "generalized_entropy"))
     sampled = posterior.predict(X_NEW, pred_type="sampled").variance.max(1).values
-    torch.testing.assert_close(posterior.ood_score(X_NEW, pred_type="sampled"), sampled)
+    torch.testing.assert_close(posterior.ood_score(X_NEW, "max_variance", pred_type="sampled"), sampled)
 
 
 @each_task

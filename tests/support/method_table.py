@@ -16,8 +16,11 @@ from nullbayes import baselines, detectors
 from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
-SCORES = ("max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information")
 OF_NETWORK = ("max_probability", "max_logit", "energy", "generalized_entropy", "entropy")  # that need no samples
+SCORES = (
+    "generalized_entropy", "max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information",
+    "energy", "max_logit", "max_probability",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Method:
     tasks: tuple[Task, ...] = tuple(TASKS)  # that it can be fitted to, beside a loss of one's own
     positions: bool = True  # whether outputs may have positions
     pred_types: tuple[str, ...] = ("linearized", "sampled")
-    scores: tuple[str, ...] = SCORES  # the first is the default
+    scores: tuple[str, ...] = SCORES  # the first is the default, where there are probabilities
 
     @property
     def name(self) -> str:

@@ -138,7 +138,7 @@ class Method(ABC, Generic[State]):
     has_prior: ClassVar[bool] = True  # deviations depend on the prior precision
     is_laplace: ClassVar[bool] = False  # the state is a curvature, deviations are samples of its Gaussian
     pred_type: ClassVar[str] = "linearized"  # the default
-    scores: ClassVar[tuple[str, ...]] = SCORES  # names; the first is the default
+    scores: ClassVar[tuple[str, ...]] = SCORES  # names; of others than these, the first is the default
     own_score: ClassVar[str | None] = None  # the one that score_inputs computes
 
     @abstractmethod

@@ -21,6 +21,7 @@ from nullbayes.jacobian.network import Network
 OUTPUTS = "<outputs>"  # in place of the name of a layer: the outputs of the network are the features
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _AT_ONCE = {"cpu": 256, "cuda": 1024}  # examples
+_FEW = 7  # examples that the last layer is looked for with: a layer may see a part of them only
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class FeatureReader:
         calls: list[Tensor] = []
 
         def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            calls.extend(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+            tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+            calls.extend(value.detach().clone() for value in tensors if value.is_floating_point())  # not words or masks
 
         with self.network.lock:
             handle = self._module.register_forward_pre_hook(keep, with_kwargs=True)
@@ -89,15 +91,15 @@ class FeatureReader:
             finally:
                 handle.remove()
         if len(calls) != 1 or len(calls[0]) != len(outputs) or calls[0].ndim < 2:
+            shapes = ", ".join(str(tuple(call.shape)) for call in calls) or "no tensor"
             msg = (
-                f"The layer {self.layer!r} was given {len(calls)} tensors in one pass of the network. Features are one "
-                "tensor (n, ...) with an entry per example: name another layer."
+                f"The layer {self.layer!r} was given {shapes} when the network was given {len(outputs)} examples. "
+                "Features are one floating-point tensor with an entry per example: name another layer."
             )
             raise ModelError(msg)
-        features = _pooled(
-            calls[0].detach().to(outputs.dtype), x, channels_first=isinstance(self._module, _CONVOLUTIONS)
-        )
-        return Seen(outputs, features)
+        images = calls[0].ndim > 3 and not isinstance(self._module, (nn.Linear, nn.LayerNorm))
+        channels_first = images or isinstance(self._module, _CONVOLUTIONS)
+        return Seen(outputs, _pooled(calls[0].to(outputs.dtype), x, channels_first=channels_first))
 
     def all(self, examples: Examples) -> Iterator[tuple[Seen, Tensor]]:
         """Iterate over what the network computes for all training examples, with their targets."""
@@ -138,18 +140,21 @@ def _pooled(features: Tensor, x: Any, *, channels_first: bool) -> Tensor:  # (n,
 def find_last_layer(network: Network, x: Any) -> tuple[str, bool]:
     """Return the name of the last layer, and whether the outputs are what it returns.
 
-    ``x`` are inputs of which the first two are used. The name is `OUTPUTS` if there is no layer with usable inputs.
+    ``x`` are inputs of which the first few are used. The name is `OUTPUTS` if there is no layer with usable inputs.
     """
     found: list[tuple[str, Tensor, Tensor]] = []
-    few = take_examples(x, 0, 2)
+    few = take_examples(x, 0, _FEW)
 
     def watcher(name: str) -> Any:
-        return lambda _module, args, output: found.append((name, args[0], output)) if args else None
+        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            found.append((name, next(iter((*args, *kwargs.values()))), output.clone()))  # may be changed in place
+
+        return keep
 
     with network.lock:
         kinds = (nn.Linear, *_CONVOLUTIONS)
         layers = [(name, part) for name, part in network.module.named_modules() if isinstance(part, kinds)]
-        handles = [part.register_forward_hook(watcher(name)) for name, part in layers]
+        handles = [part.register_forward_hook(watcher(name), with_kwargs=True) for name, part in layers]
         try:
             outputs = network.outputs(few)
         finally:

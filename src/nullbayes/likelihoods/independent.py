@@ -91,8 +91,11 @@ class Bernoulli(Likelihood):
         return torch.stack(both, dim=-1)
 
     def choice_probabilities(self, probs: Tensor) -> Tensor:  # (n, ...) -> (n, ..., 2)
-        """Return the probabilities that each label does not apply, and that it does."""
-        return torch.stack((1 - probs, probs), dim=-1)
+        """Return the probabilities that each label does not apply, and that it does.
+
+        Both are at least what 1 − p can be told from zero, so that the two sides are treated alike.
+        """
+        return torch.stack((1 - probs, probs), dim=-1).clamp_min(torch.finfo(probs.dtype).eps / 2)
 
     def entropy_terms(self, probs: Tensor) -> Tensor:
         """Return the entropy of each label."""
