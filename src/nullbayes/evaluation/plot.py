@@ -108,10 +108,14 @@ def _reliability(axis: Any, rows: list[EvaluationRow], styles: dict[str, dict[st
         counts, met, promised = (values[table[0] > 0] for values in table)
         x, y, style = (promised / counts).numpy(), (met / counts).numpy(), styles[row.name]
         axis.plot(x, y, lw=1.2, label=row.name.removesuffix(f": {row.score}"), **style)
-        axis.scatter(x, y, s=(8.0 + 120.0 * counts / counts.sum()).numpy(), color=style["color"])
+        axis.scatter(x, y, s=(8.0 + 120.0 * counts / counts.sum()).numpy(), color=style["color"], clip_on=False)
     axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     if rows[0].rmse is None:
-        axis.set(title="Reliability on familiar data", xlabel="confidence (dots: share of targets)", ylabel="accuracy")
+        axis.set(
+            title="Reliability on familiar data",
+            xlabel="confidence (area of a dot: share of targets)",
+            ylabel="accuracy",
+        )
     else:
         axis.set(title="Intervals on familiar data", xlabel="level of the interval", ylabel="share of targets inside")
     axis.legend(frameon=False, loc="lower right", fontsize=8)

@@ -133,6 +133,9 @@ class _Cells:
     def width(self) -> int:
         return len(self.title)
 
+    def widened(self, by: int) -> _Cells:
+        return _Cells(self.group, " " * by + self.title, [" " * by + cell for cell in self.cells])
+
 
 def as_text(evaluation: Evaluation) -> str:
     """Return blocks of at most 120 columns, each with the names of the rows."""
@@ -159,7 +162,10 @@ def _packed(found: list[_Cells], room: int) -> list[list[_Cells]]:
     for cells in found:
         groups.setdefault(cells.group, []).append(cells)
     blocks: list[list[_Cells]] = [[]]
-    for group in groups.values():
+    for label, group in groups.items():
+        lacking = min(len(label), _LONGEST_NAME) + len(_GROUP_GAP) - _width(group)
+        if lacking > 0:
+            group[0] = group[0].widened(lacking)
         if blocks[-1] and _width([*blocks[-1], *group]) > room:
             blocks.append([])
         for cells in group:
