@@ -80,8 +80,13 @@ def _familiar(evaluation: Evaluation) -> Iterator[Column]:
 
 def _strange(evaluation: Evaluation) -> Iterator[Column]:
     for stranger, n in evaluation.n_strangers.items():
-        named = [("auroc", "AUROC", "higher"), ("aupr", "AUPR", "higher"), ("fpr95", "FPR95", "lower")]
-        for name, label, best in [*named, ("flagged", "flagged", "higher")]:
+        named: list[tuple[str, str, str | None]] = [
+            ("auroc", "AUROC", "higher"),
+            ("aupr", "AUPR", "higher"),
+            ("fpr95", "FPR95", "lower"),
+            ("flagged", "flagged", None),  # more is better only where false alarms are as many
+        ]
+        for name, label, best in named:
             value, ends = partial(_detected, stranger, name), partial(_detected_interval, stranger, name)
             yield Column(f"{stranger} ({n:,})", label, value, ends, ".3f", best)
 
