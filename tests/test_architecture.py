@@ -41,7 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "predictive": {"errors", "jacobian", "likelihoods", "limits"},
     "posteriors": _BELOW_POSTERIORS,
     "baselines": (_BELOW_POSTERIORS - {"hashing", "io", "projectors"}) | {"posteriors"},
-    ROOT: (_BELOW_POSTERIORS | {"baselines", "metrics", "posteriors"})
+    "evaluation": {"errors", "jacobian", "likelihoods", "metrics", "posteriors", "predictive"},
+    ROOT: (_BELOW_POSTERIORS | {"baselines", "evaluation", "metrics", "posteriors"})
     - {"hashing", "io", "limits", "precision", "priors"},
     "demo": {ROOT},
     "cli": {ROOT, "demo"},

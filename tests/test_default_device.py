@@ -153,3 +153,12 @@ def test_network_of_the_demonstration_is_on_the_cpu(elsewhere: torch.device) -> 
 @pytest.mark.cpu
 def test_toy_of_the_demonstration_is_on_the_cpu(elsewhere: torch.device) -> None:
     assert is_at(torch.device("cpu"), demo.toy_regression().std)
+
+
+def test_evaluations(elsewhere: torch.device, tmp_path: Path) -> None:
+    model, x = MODEL[MLP.name]
+    posterior = nb.ProjectedPosterior(model).fit([(x, TARGETS)], n_samples=4, progress=False)
+    found = nb.evaluate([posterior], [(x, TARGETS)], {"twice": 2 * x}, scores="all", bootstrap=3)
+    assert all(0 <= row.strangers["twice"].auroc <= 1 for row in found.rows)
+    assert "twice (6)" in str(found)
+    found.plot(tmp_path / "evaluation.png")

@@ -15,6 +15,7 @@ from support.models import CLASSIFICATION, MLP
 NAMES = (
     "ProjectedPosterior", "LossProjectedPosterior", "load", "plan", "Plan", "OutputJacobian", "LossJacobian",
     "DenseRows", "MatrixFreeRows", "Rows", "Prediction", "FitReport", "FitCheck", "evaluation_loader",
+    "evaluate", "Evaluation",
 )  # fmt: skip
 MODULES = ("baselines", "projectors", "likelihoods", "metrics", "errors")
 BASELINES = (
@@ -47,7 +48,8 @@ def test_public_modules_exist(name: str) -> None:
 
 def test_the_index_names_what_there_is() -> None:
     for name in ("ProjectedPosterior", "LossProjectedPosterior", "load", "OutputJacobian", "LossJacobian", "DenseRows",
-                 "MatrixFreeRows", "projectors", "plan", "likelihoods", "metrics", "errors", "baselines"):  # fmt: skip
+                 "MatrixFreeRows", "projectors", "plan", "likelihoods", "metrics", "errors", "baselines", "evaluate",
+                 "Evaluation"):  # fmt: skip
         assert f"``{name}``" in nb.__doc__
 
 

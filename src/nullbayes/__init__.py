@@ -8,6 +8,7 @@ Posteriors (``fit``, ``predict``, ``ood_score``, ``save``)
     ``detectors``                 post-hoc out-of-distribution scores, with the same interface
     ``Prediction``                what ``predict`` returns
     ``FitReport``, ``FitCheck``   what ``posterior.report`` and ``posterior.check_fit`` return
+    ``evaluate``, ``Evaluation``  compare methods on your own data, familiar and strange, in one table
 
 Rows (matrices that are known by their products)
     ``Rows``                      the interface
@@ -34,6 +35,8 @@ from nullbayes import errors as errors
 from nullbayes import likelihoods as likelihoods
 from nullbayes import metrics as metrics
 from nullbayes import projectors as projectors
+from nullbayes.evaluation import Evaluation as Evaluation
+from nullbayes.evaluation import evaluate as evaluate
 from nullbayes.jacobian.jacobians import LossJacobian as LossJacobian
 from nullbayes.jacobian.jacobians import OutputJacobian as OutputJacobian
 from nullbayes.jacobian.loaders import evaluation_loader as evaluation_loader

@@ -1,0 +1,113 @@
+"""What one method says about all data, read batch by batch: scores, p-values, predictions, and how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import DataError
+from nullbayes.evaluation.entries import Entry
+from nullbayes.evaluation.judging import Judged, joined, judge
+from nullbayes.predictive import Mask, stream
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a method says about one set of inputs."""
+
+    scores: dict[str, Tensor]  # (N,) by the names of the rows
+    judged: Judged | None  # for familiar data, if the method makes predictions
+    p_values: Tensor | None  # (N,), of a calibrated method
+    seconds: dict[str, float]  # by the names of the rows
+
+
+@dataclass
+class _Parts:
+    """The same, while batches come in."""
+
+    scores: list[Tensor] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def ask_familiar(entry: Entry, data: Any, mask: Mask) -> Answers:
+    """Ask a method about data with targets."""
+    return _ask(entry, _located("in_data", entry.method._pieces(data)), mask, "in_data")
+
+
+def ask_strangers(entry: Entry, name: str, data: Any, mask: Mask) -> Answers:
+    """Ask a method about inputs, whose targets are skipped if there are any."""
+    method, where = entry.method, f"strangers[{name!r}]"
+    if isinstance(data, tuple) and method._network.input_signature:
+        data = [data]  # several arguments of the network, or a pair with targets: its form tells
+    inputs = stream(data, method._network, method._batch_fn, method.n_samples)
+    return _ask(entry, ((x, None) for x in _located(where, inputs)), mask, where)
+
+
+def _ask(entry: Entry, batches: Iterable[tuple[Any, Tensor | None]], mask: Mask, where: str) -> Answers:
+    method, judged, p_values = entry.method, list[Judged](), list[Tensor]()
+    parts = {row: _Parts() for row in entry.kinds}
+    calibrated = None in entry.kinds.values()
+    shared = any(entry.from_prediction(kind) for kind in entry.kinds.values())
+    for x, targets in batches:
+        prediction, taken = None, 0.0
+        if shared or (targets is not None and entry.predicts):
+            prediction, taken = _timed(method.predict, x, mask=mask)
+        for row, kind in entry.kinds.items():
+            if entry.from_prediction(kind):
+                scores, own = _timed(method._scored, prediction, kind, "input", mask)
+                parts[row].seconds += taken
+            else:
+                scores, own = _timed(method.ood_score, x, kind, mask=mask)
+            parts[row].seconds += own
+            parts[row].scores.append(scores)
+        if targets is not None and prediction is not None:
+            judged.append(judge(prediction, entry.likelihood, targets))
+        if calibrated:
+            p_values.append(method.p_value(x).double().cpu())
+    scores = {row: torch.cat(part.scores) for row, part in parts.items()}
+    for row, values in scores.items():
+        if not bool(torch.isfinite(values).all()):
+            msg = f"{row!r}: some scores on {where} are NaN or infinite; find out which inputs cause them."
+            raise DataError(msg)
+    return Answers(
+        scores,
+        joined(judged) if judged else None,
+        torch.cat(p_values) if p_values else None,
+        {row: part.seconds for row, part in parts.items()},
+    )
+
+
+def _timed(function: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, float]:
+    """Call a function, and wait for what it computes; scores come to the CPU."""
+    start = time.perf_counter()
+    result = function(*arguments, **options)
+    if isinstance(result, Tensor):
+        result = result.cpu().double()
+    return result, time.perf_counter() - start
+
+
+def _located(where: str, batches: Iterator[Any]) -> Iterator[Any]:
+    """Iterate over batches; an error says which data they belong to."""
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        except DataError as error:
+            raise type(error)(f"{where}: {error}") from error
+        yield batch
+
+
+def costs(method: Any) -> tuple[float | None, int | None]:
+    """Return the seconds of a fit, and its peak memory in bytes, where a method reports them."""
+    report = getattr(method, "report", None)
+    seconds = getattr(report, "seconds", None)
+    return (
+        float(sum(seconds.values())) if isinstance(seconds, Mapping) else None,
+        getattr(report, "peak_memory", None),
+    )

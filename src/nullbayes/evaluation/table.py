@@ -1,0 +1,237 @@
+"""The table of an evaluation: as text, in Markdown, and for pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from nullbayes.evaluation.judging import LEVEL
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from nullbayes.evaluation.results import Evaluation, EvaluationRow
+
+WIDTH = 120
+_LONGEST_NAME = 36
+_GAP, _GROUP_GAP = "  ", "    "
+_ARROWS = {"higher": " ↑", "lower": " ↓"}
+_DASH = "-"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure of all rows."""
+
+    group: str  # the data that it is measured on
+    label: str
+    value: Callable[[EvaluationRow], float | None]
+    interval: Callable[[EvaluationRow], tuple[float, float] | None]
+    digits: str  # how numbers are written
+    best: str | float | None  # "higher", "lower", the number that it should be close to, or None
+
+    @property
+    def title(self) -> str:
+        """The label with the direction in which it is better."""
+        return self.label + _ARROWS.get(str(self.best), "")
+
+    def written(self, row: EvaluationRow) -> str:
+        """Return the number of a row, and its interval."""
+        value, ends = self.value(row), self.interval(row)
+        if value is None:
+            return _DASH
+        text = format(value, self.digits)
+        return text if ends is None else f"{text} [{ends[0]:{self.digits}}, {ends[1]:{self.digits}}]"
+
+    def winners(self, rows: tuple[EvaluationRow, ...]) -> set[str]:
+        """Return the names of the best rows, as far as the written digits tell; none if there is nothing to compare."""
+        values = {row.name: value for row in rows if (value := self.value(row)) is not None}
+        if self.best is None or len(values) < 2:
+            return set()
+        sign = -1.0 if self.best == "higher" else 1.0
+        cost = {n: abs(v - self.best) if isinstance(self.best, float) else sign * v for n, v in values.items()}
+        lowest = format(values[min(cost, key=lambda name: cost[name])], self.digits)
+        return {name for name, value in values.items() if format(value, self.digits) == lowest}
+
+
+def columns(evaluation: Evaluation) -> list[Column]:
+    """Return the columns that have a number in some row."""
+    found = [*_familiar(evaluation), *_strange(evaluation), *_costs()]
+    return [column for column in found if any(column.value(row) is not None for row in evaluation.rows)]
+
+
+def _familiar(evaluation: Evaluation) -> Iterator[Column]:
+    group, numbers = f"familiar ({evaluation.n_familiar:,})", any(row.rmse is not None for row in evaluation.rows)
+    loss = ".4g" if numbers else ".4f"  # squared errors have any size
+    named: list[tuple[str, str, str, str | float | None]] = [
+        ("accuracy", "accuracy", ".3f", "higher"),
+        ("rmse", "RMSE", ".4g", "lower"),
+        ("nll", "NLL", loss, "lower"),
+        ("ece", "ECE", ".3f", "lower"),
+        ("coverage", f"in {LEVEL:.0%}", ".3f", LEVEL),
+        ("aurc", "AURC", loss, "lower"),
+        ("false_alarms", "false alarms", ".3f", None),
+    ]
+    for name, label, digits, best in named:
+        yield Column(group, label, partial(_own, name), partial(_own_interval, name), digits, best)
+
+
+def _strange(evaluation: Evaluation) -> Iterator[Column]:
+    for stranger, n in evaluation.n_strangers.items():
+        named: list[tuple[str, str, str | None]] = [
+            ("auroc", "AUROC", "higher"),
+            ("aupr", "AUPR", "higher"),
+            ("fpr95", "FPR95", "lower"),
+            ("flagged", "flagged", None),  # more is better only where false alarms are as many
+        ]
+        for name, label, best in named:
+            value, ends = partial(_detected, stranger, name), partial(_detected_interval, stranger, name)
+            yield Column(f"{stranger} ({n:,})", label, value, ends, ".3f", best)
+
+
+def _costs() -> Iterator[Column]:
+    yield Column("cost", "fit s", partial(_own, "fit_seconds"), _none, ".3g", "lower")
+    yield Column("cost", "s per 1,000", partial(_own, "seconds_per_1000"), _none, ".3g", "lower")
+    yield Column("cost", "MiB", _mebibytes, _none, ",.0f", "lower")
+
+
+def _own(name: str, row: EvaluationRow) -> float | None:
+    value: float | None = getattr(row, name)
+    return value
+
+
+def _own_interval(name: str, row: EvaluationRow) -> tuple[float, float] | None:
+    return row.intervals.get(name)
+
+
+def _detected(stranger: str, name: str, row: EvaluationRow) -> float | None:
+    value: float | None = getattr(row.strangers[stranger], name)
+    return value
+
+
+def _detected_interval(stranger: str, name: str, row: EvaluationRow) -> tuple[float, float] | None:
+    return row.strangers[stranger].intervals.get(name)
+
+
+def _mebibytes(row: EvaluationRow) -> float | None:
+    return None if row.peak_memory is None else row.peak_memory / 2**20
+
+
+def _none(row: EvaluationRow) -> None:
+    return None
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """A column as text: its title and one cell per row, all of the same width."""
+
+    group: str
+    title: str
+    cells: list[str]
+
+    @property
+    def width(self) -> int:
+        return len(self.title)
+
+    def widened(self, by: int) -> _Cells:
+        return _Cells(self.group, " " * by + self.title, [" " * by + cell for cell in self.cells])
+
+
+def as_text(evaluation: Evaluation) -> str:
+    """Return blocks of at most 120 columns, each with the names of the rows."""
+    names = ["method", *(_shortened(row.name, _LONGEST_NAME) for row in evaluation.rows)]
+    width = max(map(len, names))
+    names = [f"{name:<{width}}" for name in names]
+    blocks = _packed([_cells(column, evaluation.rows) for column in columns(evaluation)], WIDTH - width)
+    legend = "* best of its column; ↑ higher, ↓ lower is better"
+    if any(row.intervals or any(found.intervals for found in row.strangers.values()) for row in evaluation.rows):
+        legend += "; [,] 90 % interval over resampled examples"
+    return "\n\n".join([*(_block(names, block) for block in blocks), legend])
+
+
+def _cells(column: Column, rows: tuple[EvaluationRow, ...]) -> _Cells:
+    best = column.winners(rows)
+    cells = [column.written(row) + ("*" if row.name in best else " ") for row in rows]
+    width = max(len(column.title) + 1, *map(len, cells))
+    return _Cells(column.group, f"{column.title} ".rjust(width), [cell.rjust(width) for cell in cells])
+
+
+def _packed(found: list[_Cells], room: int) -> list[list[_Cells]]:
+    """Put columns into blocks, those of a group together where a block has room for them."""
+    groups: dict[str, list[_Cells]] = {}
+    for cells in found:
+        groups.setdefault(cells.group, []).append(cells)
+    blocks: list[list[_Cells]] = [[]]
+    for label, group in groups.items():
+        lacking = min(len(label), _LONGEST_NAME) + len(_GROUP_GAP) - _width(group)
+        if lacking > 0:
+            group[0] = group[0].widened(lacking)
+        if blocks[-1] and _width([*blocks[-1], *group]) > room:
+            blocks.append([])
+        for cells in group:
+            if blocks[-1] and _width([*blocks[-1], cells]) > room:
+                blocks.append([])
+            blocks[-1].append(cells)
+    return blocks
+
+
+def _width(block: list[_Cells]) -> int:
+    return sum(cells.width + len(gap) for cells, gap in zip(block, _gaps(block), strict=True))
+
+
+def _gaps(block: list[_Cells]) -> list[str]:
+    """Return the space before each column."""
+    before = [None, *(cells.group for cells in block)]
+    return [_GAP if cells.group == last else _GROUP_GAP for cells, last in zip(block, before, strict=False)]
+
+
+def _block(names: list[str], block: list[_Cells]) -> str:
+    gaps, head = _gaps(block), " " * len(names[0])
+    starts = [i for i, gap in enumerate(gaps) if gap == _GROUP_GAP]
+    for start, stop in zip(starts, [*starts[1:], len(block)], strict=True):
+        width = sum(cells.width for cells in block[start:stop]) + len(_GAP) * (stop - start - 1)
+        head += _GROUP_GAP + _shortened(block[start].group, width).center(width)
+    lines = [head, names[0] + "".join(gap + cells.title for cells, gap in zip(block, gaps, strict=True))]
+    for i, name in enumerate(names[1:]):
+        lines.append(name + "".join(gap + cells.cells[i] for cells, gap in zip(block, gaps, strict=True)))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _shortened(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+# --- Markdown and pandas ----------------------------------------------------------------------------------------------
+
+
+def as_markdown(evaluation: Evaluation) -> str:
+    """Return one table in Markdown, with the best of each column in bold."""
+    found = columns(evaluation)
+    best = [column.winners(evaluation.rows) for column in found]
+    lines = [["method", *(f"{column.group}: {column.title}" for column in found)], ["---", *("---:" for _ in found)]]
+    for row in evaluation.rows:
+        written = (column.written(row) for column in found)
+        bold = (f"**{text}**" if row.name in names else text for text, names in zip(written, best, strict=True))
+        lines.append([row.name, *bold])
+    escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
+
+
+def as_pandas(evaluation: Evaluation) -> pd.DataFrame:
+    """Return a table with one row per method and score, and columns (set, figure)."""
+    import pandas as pd
+
+    values: dict[tuple[str, str], list[Any]] = {}
+    for column in columns(evaluation):
+        group = column.group.rpartition(" (")[0] or column.group
+        values[group, column.label] = [column.value(row) for row in evaluation.rows]
+        ends = [column.interval(row) for row in evaluation.rows]
+        for i, end in enumerate(("low", "high") if any(ends) else ()):
+            values[group, f"{column.label} {end}"] = [None if pair is None else pair[i] for pair in ends]
+    index = pd.Index([row.name for row in evaluation.rows], name="method")
+    return pd.DataFrame(values, index=index, dtype=float)
