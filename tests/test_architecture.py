@@ -41,7 +41,8 @@ ALLOWED: dict[str, set[str]] = {
     "predictive": {"errors", "jacobian", "likelihoods", "limits"},
     "posteriors": _BELOW_POSTERIORS,
     "baselines": (_BELOW_POSTERIORS - {"hashing", "io", "projectors"}) | {"posteriors"},
-    ROOT: (_BELOW_POSTERIORS | {"baselines", "metrics", "posteriors"})
+    "detectors": {"baselines", "errors", "jacobian", "likelihoods", "linalg", "precision", "predictive"},
+    ROOT: (_BELOW_POSTERIORS | {"baselines", "detectors", "metrics", "posteriors"})
     - {"hashing", "io", "limits", "precision", "priors"},
     "demo": {ROOT},
     "cli": {ROOT, "demo"},
@@ -57,6 +58,7 @@ ALLOWED_TORCH: dict[str, set[str]] = {
     "torch_internals": {"torch.nn"},
     "posteriors": {"torch.nn"},
     "baselines": {"torch.nn"},
+    "detectors": {"torch.nn"},
     "demo": {"torch.nn"},
 }
 
@@ -69,6 +71,7 @@ NOT_AT_IMPORT = [
     "scipy",
     "curvlinops",
     "pandas",
+    "pytorch_ood",
     "transformers",
     "benchmarks",
 ]
