@@ -41,8 +41,9 @@ ALLOWED: dict[str, set[str]] = {
     "predictive": {"errors", "jacobian", "likelihoods", "limits"},
     "posteriors": _BELOW_POSTERIORS,
     "baselines": (_BELOW_POSTERIORS - {"hashing", "io", "projectors"}) | {"posteriors"},
+    "detectors": {"baselines", "errors", "jacobian", "likelihoods", "linalg", "precision", "predictive"},
     "evaluation": {"errors", "jacobian", "likelihoods", "metrics", "posteriors", "predictive"},
-    ROOT: (_BELOW_POSTERIORS | {"baselines", "evaluation", "metrics", "posteriors"})
+    ROOT: (_BELOW_POSTERIORS | {"baselines", "detectors", "evaluation", "metrics", "posteriors"})
     - {"hashing", "io", "limits", "precision", "priors"},
     "demo": {ROOT},
     "cli": {ROOT, "demo"},
@@ -58,6 +59,7 @@ ALLOWED_TORCH: dict[str, set[str]] = {
     "torch_internals": {"torch.nn"},
     "posteriors": {"torch.nn"},
     "baselines": {"torch.nn"},
+    "detectors": {"torch.nn"},
     "demo": {"torch.nn"},
 }
 
@@ -70,6 +72,7 @@ NOT_AT_IMPORT = [
     "scipy",
     "curvlinops",
     "pandas",
+    "pytorch_ood",
     "transformers",
     "benchmarks",
 ]

@@ -17,6 +17,7 @@ from nullbayes import testing
 MODULES: dict[str, ModuleType] = {
     "nb": nb,
     "nb.baselines": nb.baselines,
+    "nb.detectors": nb.detectors,
     "nb.likelihoods": nb.likelihoods,
     "nb.metrics": nb.metrics,
     "nb.projectors": nb.projectors,

@@ -17,10 +17,14 @@ NAMES = (
     "DenseRows", "MatrixFreeRows", "Rows", "Prediction", "FitReport", "FitCheck", "evaluation_loader",
     "evaluate", "Evaluation",
 )  # fmt: skip
-MODULES = ("baselines", "projectors", "likelihoods", "metrics", "errors")
+MODULES = ("baselines", "detectors", "projectors", "likelihoods", "metrics", "errors")
 BASELINES = (
     "MAP", "DiagonalLaplace", "LastLayerLaplace", "KroneckerLaplace", "LinearizedLaplace", "LanczosLaplace",
-    "LocalEnsemble", "SCOD", "SketchedLanczos", "SWAG", "DeepEnsemble",
+    "LocalEnsemble", "SCOD", "SketchedLanczos", "SWAG", "DeepEnsemble", "TemperatureScaling",
+)  # fmt: skip
+DETECTORS = (
+    "MSP", "MaxLogit", "Energy", "GEN", "KNN", "Mahalanobis", "RelativeMahalanobis", "ViM", "ReAct", "SCALE", "FDBD",
+    "NNGuide", "GradPCA",
 )  # fmt: skip
 METHODS = {
     "fit": ["loader", "targets", "n_samples", "projector", "tolerance", "generator", "memory_limit", "progress"],
@@ -49,7 +53,7 @@ def test_public_modules_exist(name: str) -> None:
 def test_the_index_names_what_there_is() -> None:
     for name in ("ProjectedPosterior", "LossProjectedPosterior", "load", "OutputJacobian", "LossJacobian", "DenseRows",
                  "MatrixFreeRows", "projectors", "plan", "likelihoods", "metrics", "errors", "baselines", "evaluate",
-                 "Evaluation"):  # fmt: skip
+                 "Evaluation", "detectors"):  # fmt: skip
         assert f"``{name}``" in nb.__doc__
 
 
@@ -69,6 +73,12 @@ def test_projectors_exist(name: str) -> None:
 def test_baselines_exist(name: str) -> None:
     assert issubclass(getattr(nb.baselines, name), nb.baselines.Baseline)
     assert inspect.getdoc(getattr(nb.baselines, name))
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_detectors_exist(name: str) -> None:
+    assert issubclass(getattr(nb.detectors, name), nb.baselines.Baseline)
+    assert inspect.getdoc(getattr(nb.detectors, name))
 
 
 @pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.LossProjectedPosterior])

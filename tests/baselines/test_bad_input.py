@@ -92,7 +92,7 @@ def test_a_custom_loss_is_accepted_or_refused(method: Method) -> None:
     if method.custom:
         method.fit(CUSTOM)
         return
-    with pytest.raises(LikelihoodError, match="Hessian|of your own|needs one class per input|is a score of logits"):
+    with pytest.raises(LikelihoodError, match=r"Hessian|of your own|needs one class per input|is a score of logits"):
         method.fit(CUSTOM)
 
 

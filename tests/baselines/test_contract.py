@@ -18,7 +18,17 @@ import nullbayes as nb
 from nullbayes import baselines, detectors
 from nullbayes.errors import LikelihoodError, NotFittedError, SettingsError
 from support.drawing import randint, randn
-from support.method_table import BASELINES, DETECTORS, PROJECTED, X_NEW, Method, answer, each_baseline, each_method, each_sampler
+from support.method_table import (
+    BASELINES,
+    DETECTORS,
+    PROJECTED,
+    X_NEW,
+    Method,
+    answer,
+    each_baseline,
+    each_method,
+    each_sampler,
+)
 from support.models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, TASKS, Task, batches
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained

@@ -154,7 +154,8 @@ def gradient(x: Tensor, output: str) -> np.ndarray:
 @pytest.mark.parametrize(("output", "share"), [("sum", 0.99), ("max", 0.99), ("sum", 0.5)])
 def test_gradpca_is_the_part_of_the_gradient_outside_of_the_class_means(output: str, share: float) -> None:
     means = [
-        np.mean([gradient(x, output) for x, y in zip(X, LABELS, strict=True) if y == c], axis=0) for c in range(N_CLASSES)
+        np.mean([gradient(x, output) for x, y in zip(X, LABELS, strict=True) if y == c], axis=0)
+        for c in range(N_CLASSES)
     ]
     centre = np.mean(means, axis=0)
     _, values, directions = np.linalg.svd(np.stack(means) - centre, full_matrices=False)

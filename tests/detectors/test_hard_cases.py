@@ -1,4 +1,4 @@
-"""Detectors give sensible numbers where data are few, doubled, ignored, soft, in single precision or without variance."""
+"""Detectors give sensible numbers where data are few, ignored, soft, in single precision or without variance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from nullbayes.errors import DataError, SettingsError
 from support.detector_problem import computed, data, network, new_inputs
 from support.method_table import DETECTORS, Method
 
-FEATURES = [m for m in DETECTORS if m.scores[0] not in ("max_probability", "max_logit", "energy", "generalized_entropy")]
+FEATURES = [
+    m for m in DETECTORS if m.scores[0] not in ("max_probability", "max_logit", "energy", "generalized_entropy")
+]
 each_of_features = pytest.mark.parametrize("method", FEATURES, ids=lambda method: method.name)
 each_detector = pytest.mark.parametrize("method", DETECTORS, ids=lambda method: method.name)
 
@@ -46,7 +48,9 @@ def test_examples_whose_target_is_ignored_do_not_count(method: Method) -> None:
     x, y = data()
     padded, labels = torch.cat([x, 100.0 * new_inputs()]), torch.cat([y, torch.full((7,), -100)])
     wanted = fitted(method.kind).ood_score(new_inputs())
-    torch.testing.assert_close(fitted(method.kind, padded, labels).ood_score(new_inputs()), wanted, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        fitted(method.kind, padded, labels).ood_score(new_inputs()), wanted, rtol=1e-9, atol=1e-12
+    )
 
 
 @each_of_features
@@ -65,7 +69,7 @@ def test_a_class_that_does_not_occur_is_no_obstacle(method: Method) -> None:
 
 @each_of_features
 def test_fewer_examples_than_features_and_neighbours_are_enough(method: Method) -> None:
-    x, y = data(n=6)
+    x, _ = data(n=6)
     scores = fitted(method.kind, x, torch.arange(6) % 3, network(width=30)).ood_score(new_inputs())
     assert bool(torch.isfinite(scores).all())
     assert float(scores.std()) > 0

@@ -50,7 +50,9 @@ def test_the_layer_that_was_found_is_in_the_report_and_in_the_file(kind: Any, tm
 @each_of_layers
 def test_a_layer_that_is_named_gives_the_same_as_one_that_is_found(kind: Any) -> None:
     named = kind(network(), features="2").fit(*data(), progress=False)
-    assert torch.equal(named.ood_score(new_inputs()), kind(network()).fit(*data(), progress=False).ood_score(new_inputs()))
+    assert torch.equal(
+        named.ood_score(new_inputs()), kind(network()).fit(*data(), progress=False).ood_score(new_inputs())
+    )
 
 
 def test_features_may_come_from_any_layer() -> None:
@@ -115,7 +117,9 @@ def test_other_detectors_take_networks_without_a_head(kind: Any) -> None:
 @pytest.mark.parametrize("task", [BINARY, MULTILABEL, REGRESSION], ids=lambda task: task.name)
 @pytest.mark.parametrize("method", CLASSES_ONLY, ids=lambda method: method.name)
 def test_detectors_of_classes_refuse_other_likelihoods(method: Method, task: Task) -> None:
-    with pytest.raises(LikelihoodError, match=rf"one class per input.* not a {task.name} likelihood: use nb.detectors.KNN"):
+    with pytest.raises(
+        LikelihoodError, match=rf"one class per input.* not a {task.name} likelihood: use nb.detectors.KNN"
+    ):
         method.fit(task)
 
 
@@ -126,7 +130,9 @@ def test_detectors_of_classes_refuse_positions(method: Method) -> None:
         method.kind(model).fit(x, data(n=24)[1].view(6, 4), progress=False)
 
 
-@pytest.mark.parametrize("method", [m for m in DETECTORS if REGRESSION not in m.tasks and m.positions], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [m for m in DETECTORS if REGRESSION not in m.tasks and m.positions], ids=lambda m: m.name
+)
 def test_detectors_of_logits_refuse_a_regression(method: Method) -> None:
     with pytest.raises(LikelihoodError, match=r"score of logits.*nb.detectors.KNN"):
         method.fit(REGRESSION)

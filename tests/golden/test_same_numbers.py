@@ -8,6 +8,7 @@ must not change them. A change of numerics that is wanted writes the file again,
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Callable
@@ -19,13 +20,15 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from nullbayes import baselines, projectors
+from nullbayes import baselines, detectors, projectors
 
 FILE = Path(__file__).with_name("numbers.json")
 DIGITS = 8  # that are stored; sums in another order move the last ones of float64
 SCORES_ONLY = (baselines.LocalEnsemble, baselines.SketchedLanczos)
-OWN_SCORE = (baselines.MAP, baselines.SCOD, *SCORES_ONLY)  # the others are scored by their variance
-WITHOUT_PRIOR = (baselines.MAP, baselines.SWAG, baselines.DeepEnsemble, *SCORES_ONLY)
+DETECTORS = tuple(kind for kind in vars(detectors).values() if inspect.isclass(kind))
+OWN_SCORE = (baselines.MAP, baselines.TemperatureScaling, baselines.SCOD, *DETECTORS, *SCORES_ONLY)  # others: by their variance
+STILL = (baselines.MAP, baselines.TemperatureScaling, *DETECTORS)  # whose one sample is the network itself
+WITHOUT_PRIOR = (baselines.SWAG, baselines.DeepEnsemble, *STILL, *SCORES_ONLY)
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
@@ -75,7 +78,7 @@ def numbers(posterior: Any) -> dict[str, list[float]]:
     if type(posterior) not in SCORES_ONLY:
         prediction = posterior.predict(x)
         found |= {"mean": prediction.mean[0], "probs": prediction.probs[1]}
-        if type(posterior) is not baselines.MAP:
+        if type(posterior) not in STILL:
             found["variance"] = prediction.variance[0]
             found["sample"] = torch.cat([value[1].flatten()[::29] for value in posterior.sample(2).values()])
     if type(posterior) not in WITHOUT_PRIOR:
@@ -104,6 +107,8 @@ FITS: dict[str, Callable[[], Any]] = {
         kind.__name__: lambda kind=kind: fitted(kind, 2.0)  # type: ignore[misc]
         for kind in (
             baselines.MAP,
+            baselines.TemperatureScaling,
+            *DETECTORS,
             baselines.DiagonalLaplace,
             baselines.LastLayerLaplace,
             baselines.KroneckerLaplace,

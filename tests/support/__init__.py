@@ -12,7 +12,8 @@
 ``posterior_files``    saved posteriors with something changed
 ``checkpoint_fits``    fits that store their progress and are interrupted (`fit_in_sweeps`)
 ``memory_shortage``    fits with too little memory (`fit_with_projector`)
-``method_table``       all posteriors and baselines: add a baseline here
+``method_table``       all posteriors, baselines and detectors: add a baseline or a detector here
+``detector_problem``   a network with ReLU features, and what it computes in numpy, for the tests of detectors
 ``projector_table``    all projectors: add a projector here
 ``layer_table``        all layers with a rule: add a layer here
 ``compatibility_…``    the table of models behind `docs/compatibility.md`, its entries (``case``), and its ``page``

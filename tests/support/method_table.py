@@ -118,7 +118,7 @@ DETECTORS = (
 )
 METHODS = (*PROJECTED, *BASELINES, *DETECTORS)
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-each_baseline = pytest.mark.parametrize("method", (*BASELINES, *DETECTORS), ids=lambda method: method.name)
+each_baseline = pytest.mark.parametrize("method", [*BASELINES, *DETECTORS], ids=lambda method: method.name)
 each_sampler = pytest.mark.parametrize(
     "method", [m for m in METHODS if m.samples], ids=lambda method: method.name
 )  # fmt: skip

@@ -75,7 +75,8 @@ def _whitening(features: Tensor, means: Tensor, index: Tensor) -> Tensor:  # (N,
     if not bool(kept.any()):
         msg = "The training features of each class are all the same: a covariance needs several examples per class."
         raise DataError(msg)
-    return vectors[:, kept] / values[kept].sqrt()
+    whitening: Tensor = vectors[:, kept] / values[kept].sqrt()
+    return whitening
 
 
 def _nearest(seen: Seen, tensors: Tensors) -> Tensor:  # (n,)

@@ -136,7 +136,8 @@ def _principal(centred: Tensor, share: float) -> Tensor:  # (C, P) -> (k, P)
     most = int((values > values[0] * relative_cutoff(len(values), centred.dtype)).sum())
     k = min(int((held < share).sum()) + 1, most)
     directions = vectors[:, :k].T.to(centred.dtype) @ centred
-    return torch.linalg.qr(directions.T).Q.T.contiguous()
+    basis: Tensor = torch.linalg.qr(directions.T).Q.T.contiguous()
+    return basis
 
 
 class GradPCA(Baseline):

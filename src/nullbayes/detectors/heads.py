@@ -62,7 +62,7 @@ class _VirtualLogit(FeatureScore):
 
     def score(self, seen: Seen, tensors: Tensors, head: Head | None) -> Tensor:
         outside = (seen.features.double() - tensors["origin"]) @ tensors["rest"]
-        found = tensors["scale"] * outside.norm(dim=1) + energy(seen.outputs.double())
+        found: Tensor = tensors["scale"] * outside.norm(dim=1) + energy(seen.outputs.double())
         return found.to(seen.outputs.dtype)
 
 
@@ -282,7 +282,8 @@ class _BoundaryDistance(FeatureScore):
         lengths = tensors["lengths"][top]
         there = lengths > 0  # neither the class itself, nor a class with the same weights, has a boundary
         distances = torch.where(there, gaps / lengths.clamp_min(tiny), 0.0).sum(1) / there.sum(1).clamp_min(1)
-        return -distances / (seen.features - tensors["mean"]).norm(dim=1).clamp_min(tiny)
+        from_mean: Tensor = (seen.features - tensors["mean"]).norm(dim=1)
+        return -distances / from_mean.clamp_min(tiny)
 
 
 class FDBD(Detector):

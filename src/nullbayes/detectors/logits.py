@@ -26,7 +26,7 @@ class _OfLogits(NetworkItself):
         """Learn nothing; refuse outputs that are no logits."""
         if not context.rows.likelihood.has_probabilities:
             msg = (
-                f"{context.name} is a score of logits, which the outputs of a {context.rows.likelihood.name} likelihood "
+                f"{context.name} is a score of logits, which outputs of a {context.rows.likelihood.name} likelihood "
                 "are not: use nb.detectors.KNN, which looks at features."
             )
             raise LikelihoodError(msg)

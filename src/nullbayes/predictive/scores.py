@@ -106,7 +106,9 @@ _SCORES = {
 }
 SCORES = tuple(_SCORES)
 WITHOUT_PROBABILITIES = tuple(name for name, kind in _SCORES.items() if not kind.of_probabilities)
-OF_MEAN = ("max_probability", "max_logit", "energy", "generalized_entropy", "entropy")  # that need no samples
+OF_MEAN: tuple[str, ...] = (  # scores that need no samples
+    "max_probability", "max_logit", "energy", "generalized_entropy", "entropy",
+)  # fmt: skip
 
 
 def scores_of(likelihood: Likelihood) -> tuple[str, ...]:
