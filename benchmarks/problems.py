@@ -2,8 +2,8 @@
 
 The folder of ``--data`` or ``NULLBAYES_DATA`` may hold ``mnist``, ``fashion-mnist`` and ``kmnist`` with the original
 idx files, gzipped; CIFAR-10 as ``cifar10-*/*.npz`` with ``x_train`` (bytes, NHWC) and ``y_train``, and likewise
-``x_test`` and ``y_test``; CIFAR-100 and SVHN likewise; ``weights/resnet20-12fca82f.th``; and regressions as ``uci/NAME`` with
-``data.txt`` and files of indices. Without it, scikit-learn's digits stand in where they can.
+``x_test`` and ``y_test``; CIFAR-100 and SVHN likewise; ``weights/resnet20-12fca82f.th``; and regressions as
+``uci/NAME`` with ``data.txt`` and files of indices. Without it, scikit-learn's digits stand in where they can.
 """
 
 from __future__ import annotations

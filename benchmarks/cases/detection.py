@@ -104,13 +104,13 @@ def measure(settings: Settings, task: Task) -> tuple[list[Row], list[Row], list[
         except (nb.errors.NullBayesError, torch.OutOfMemoryError, NotImplementedError) as error:
             notes.append(f"{name} on {task.name}: {str(error).splitlines()[0]}")
             continue
+        seconds = fitting.seconds
+        print(f"{task.name}, seed {settings.seed}: {name} was fitted in {seconds:.1f} s", flush=True)
         if "calibrated" in kinds:
             assert task.held_out is not None
             method.calibrate(batches(task.held_out))
             decisions.append(_decisions(settings, task, name, method))
-        seconds = fitting.seconds
         rows += _aurocs(settings, task, name, method, kinds, pred_type, seconds)
-        print(f"{task.name}, seed {settings.seed}: {name} {seconds:.1f} s", flush=True)
     return rows, decisions, notes
 
 

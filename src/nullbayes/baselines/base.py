@@ -185,8 +185,10 @@ class Baseline(SamplePosterior):
 
     @property
     def _calibrated_kind(self) -> str:  # type: ignore[override]
-        """The combined score for methods with samples; the method's own score for the others."""
-        return COMBINED if self._method.scores is SCORES else self._method.default_score(self._likelihood)
+        """The combined score for methods with samples; the method's own score for the others, where it applies."""
+        default = self._method.default_score(self._likelihood)
+        applies = default == self._method.own_score or self._likelihood.has_probabilities
+        return default if self._method.scores is not SCORES and applies else COMBINED
 
     # --- predictions --------------------------------------------------------------------------------------------------
 

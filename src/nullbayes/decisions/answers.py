@@ -26,7 +26,10 @@ def errors(
     if prediction.noise is not None:
         total = (prediction.variance + prediction.noise).sqrt()
         found = (targets.reshape(prediction.mean.shape) - prediction.mean).abs() / total
-        return found if found.ndim == 2 else one_position(found, torch.ones_like(found, dtype=torch.bool), generator)
+        if found.ndim == 2:
+            return found
+        counts = torch.ones_like(found, dtype=torch.bool) if prediction.mask is None else prediction.mask
+        return one_position(found, counts, generator)
     if prediction.probs is None or (isinstance(likelihood, Classification) and targets.is_floating_point()):
         return None
     choices = likelihood.choice_probabilities(prediction.probs)  # (n, ..., C)
@@ -49,11 +52,25 @@ def one_position(values: Tensor, counts: Tensor, generator: torch.Generator) -> 
     return values.masked_fill(~counts, torch.nan).flatten(1).gather(1, at)[:, 0]
 
 
+def check_labels(likelihood: Likelihood) -> None:
+    """Refuse a likelihood without labels."""
+    if not likelihood.has_probabilities:
+        other = ": use predict_interval" if likelihood.name == "regression" else ""
+        msg = f"Label sets are for likelihoods with classes, not for {likelihood.name}{other}."
+        raise LikelihoodError(msg)
+
+
+def check_numbers(likelihood: Likelihood) -> None:
+    """Refuse a likelihood without noise."""
+    if likelihood.noise_variance(torch.zeros(1, 1, device="cpu")) is None:
+        other = ": use predict_set" if likelihood.has_probabilities else ""
+        msg = f"Intervals are for regressions, not for {likelihood.name}{other}."
+        raise LikelihoodError(msg)
+
+
 def label_sets(likelihood: Likelihood, prediction: Prediction, limit: Tensor) -> Tensor:  # bool
     """Return which labels have an error up to a limit."""
-    if prediction.probs is None:
-        msg = f"Label sets are for likelihoods with classes, not for {likelihood.name}: use predict_interval."
-        raise LikelihoodError(msg)
+    assert prediction.probs is not None
     if likelihood.name == "multilabel":
         return -prediction.probs <= limit
     choices = likelihood.choice_probabilities(prediction.probs)
@@ -65,8 +82,6 @@ def label_sets(likelihood: Likelihood, prediction: Prediction, limit: Tensor) ->
 
 def interval(prediction: Prediction, limit: Tensor) -> tuple[Tensor, Tensor]:  # (n, ...) each
     """Return the bounds within which targets have an error up to a limit."""
-    if prediction.noise is None:
-        msg = "Intervals are for regressions; for a classifier, use predict_set."
-        raise LikelihoodError(msg)
+    assert prediction.noise is not None
     half = limit.to(prediction.mean) * (prediction.variance + prediction.noise).sqrt()
     return prediction.mean - half, prediction.mean + half

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -92,6 +93,37 @@ class Calibration:
         return "\n".join(f"{name:<17} {value}" for name, value in lines)
 
 
+def _check(found: Calibration) -> None:
+    """Refuse values that no calibration has."""
+    numbers = (found.prior_precision, found.temperature, found.n_samples, found.n_learned)
+    texts = (found.kind, found.position_kind, *found.statistics, *found.strangers)
+    parts = () if found.combine is None else (found.combine.weights, found.combine.mean, found.combine.scale)
+    if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
+        msg = "settings that are no numbers"
+        raise ValueError(msg)
+    if not all(isinstance(text, str) for text in texts) or bool(found.statistics) != bool(parts):
+        msg = "kinds and statistics that do not fit"
+        raise ValueError(msg)
+    if not all(math.isfinite(number) for part in parts for number in part) or any(
+        weight < 0.0 or scale <= 0.0 for weight, scale in zip(*parts[::2], strict=True)
+    ):
+        msg = "weights that are no weights"
+        raise ValueError(msg)
+    for name, most in (("scores", 1), ("errors", 2), ("position_scores", 1)):
+        tensor = getattr(found, name)
+        if tensor is None and name != "scores":
+            continue
+        if not 1 <= tensor.ndim <= most or tensor.dtype != torch.float64 or bool(tensor.isnan().any()):
+            msg = f"{name} that are no numbers"
+            raise ValueError(msg)
+    if not len(found.scores) or not bool(torch.isfinite(found.scores).all()):
+        msg = "scores that are no numbers"
+        raise ValueError(msg)
+    if bool(found.position_kind) != (found.position_scores is not None):
+        msg = "a score of positions without its kind"
+        raise ValueError(msg)
+
+
 def to_file(calibration: Calibration | None) -> tuple[dict[str, Any] | None, dict[str, Tensor]]:
     """Return what the header and the tensors of a file hold."""
     if calibration is None:
@@ -117,10 +149,7 @@ def from_file(header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -
                 raise ValueError(msg)
         held: dict[str, Any] = {name: tensors.get(f"calibration.{name}") for name in _TENSORS}
         found = Calibration(**{**values, "combine": combine, **held})
-        scores = found.scores
-        if scores.ndim != 1 or scores.dtype != torch.float64 or not len(scores) or bool(scores.isnan().any()):
-            msg = "scores that are no numbers"
-            raise ValueError(msg)
+        _check(found)
         return found
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         msg = f"The calibration of the file was altered: fit, calibrate and save again ({error})."

@@ -8,20 +8,29 @@ the score is.
 from __future__ import annotations
 
 import math
+from numbers import Real
 
 import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
 
+_OF_SPREAD, _OF_SIZE = 1e-4, 1e-6  # by which scores of equal inputs may differ, in batches of different sizes
+
 
 def p_values(held_out: Tensor, scores: Tensor) -> Tensor:  # (m,), (...) -> (...)
     r"""Return the probability that a familiar input has a score at least as high.
 
     :math:`p = (1 + \#\{i : s_i \ge s\}) / (m + 1)`. For an exchangeable input :math:`P(p \le \alpha) \le \alpha`.
+
+    Scores of equal inputs differ a little in batches of different sizes. So held-out scores that are smaller than
+    :math:`s` by no more than rounding count as equal to it, which can only make p larger. NaN is larger than every
+    number.
     """
     ordered = held_out.sort().values
-    smaller = torch.searchsorted(ordered, scores.to(ordered).contiguous())
+    scores = scores.to(ordered)
+    rounding = _OF_SPREAD * (ordered - ordered.median()).abs().median() + _OF_SIZE * scores.abs()
+    smaller = torch.searchsorted(ordered, torch.where(scores.isinf(), scores, scores - rounding))
     return (1.0 + (len(ordered) - smaller)).to(ordered.dtype) / (len(ordered) + 1.0)
 
 
@@ -35,7 +44,7 @@ def quantile(held_out: Tensor, alpha: float) -> Tensor:  # (m, ...) -> (...)
 
 def check_alpha(alpha: float, m: int) -> float:
     """Return a level, or refuse one that is no probability, or that so few held-out examples cannot reach."""
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 0.0 < alpha < 1.0:
+    if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0.0 < alpha < 1.0:
         msg = f"alpha must be a number between 0 and 1, such as 0.05, not {alpha!r}."
         raise SettingsError(msg)
     if alpha * (m + 1) < 1.0 - 1e-9:

@@ -20,6 +20,7 @@ from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.jacobian.batches import is_array
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask
+from nullbayes.predictive.scores import PER
 
 P = TypeVar("P")
 
@@ -119,6 +120,9 @@ def p_value(self: Any, x: Any, *, per: str = "input", mask: Mask = None) -> Tens
         In the order of the inputs, in float64.
     """
     found = need_calibration(self)
+    if per not in PER:
+        msg = f"per must be one of {', '.join(PER)}, not {per!r}."
+        raise SettingsError(msg)
     if per == "input":
         return p_values(found.scores.to(self._network.device), self.ood_score(x, found.kind, mask=mask).double())
     if found.position_scores is None:
@@ -145,7 +149,8 @@ def is_ood(self: Any, x: Any, alpha: float = 0.05, *, per: str = "input", mask: 
         True where the p-value is at most ``alpha``.
     """
     found = need_calibration(self)
-    level = check_alpha(alpha, len(found.scores if per == "input" else found.position_scores or found.scores))
+    ranked = found.scores if per == "input" or found.position_scores is None else found.position_scores
+    level = check_alpha(alpha, len(ranked))
     return p_value(self, x, per=per, mask=mask) <= level + 1e-12
 
 
@@ -162,10 +167,12 @@ def predict_set(self: Any, x: Any, alpha: float = 0.1, *, mask: Mask = None) -> 
     Returns
     -------
     Tensor (N, C) of bool
-        True for the labels in the set, which may be empty: no label is plausible then. Two columns for "binary": no and
-        yes. For "multilabel" the set holds all labels that apply, with that probability. For outputs with positions it
-        has the shape of the probabilities, and the guarantee is for a random position.
+        True for the labels in the set. An empty set means that no label is plausible. "binary" has two columns, no and
+        yes. For "multilabel" the set holds all labels that apply, with that probability. Outputs with positions have a
+        set for each, in the shape of the probabilities, and the guarantee is for a random position.
     """
+    self._check_fitted()
+    answers.check_labels(self._likelihood)
     limit = quantile(*_errors(self, alpha))
     return answers.label_sets(self._likelihood, self.predict(x, mask=mask), limit.to(self._network.device))
 
@@ -187,6 +194,8 @@ def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Ten
     lower, upper : Tensor (N, ...)
         The bounds.
     """
+    self._check_fitted()
+    answers.check_numbers(self._likelihood)
     limit = quantile(*_errors(self, alpha))
     return answers.interval(self.predict(x), limit.to(self._network.device))
 
@@ -209,6 +218,9 @@ def combined_score(posterior: Any, x: Any, per: str, mask: Mask) -> Tensor:  # (
         msg = 'The score "combined" is of whole inputs: for positions name another, such as "generalized_entropy".'
         raise SettingsError(msg)
     posterior._network.check_unchanged()
+    if found.statistics != statistics.names(posterior):
+        msg = f"The calibration has other statistics than {type(posterior).__name__}: calibrate it again."
+        raise NotFittedError(msg)
     return torch.cat([found.combine(part) for part in statistics.combined(posterior, x, mask)])
 
 
@@ -238,6 +250,8 @@ def _numbers(values: Tensor | None, ranked: Tensor) -> Tensor | None:
 
 def _errors(posterior: Any, alpha: float) -> tuple[Tensor, float]:
     found = need_calibration(posterior)
+    if not posterior.n_samples:
+        posterior._need_samples()  # which refuses a method that is only a score
     if found.errors is None:
         msg = (
             "The posterior was calibrated without targets that predictions can be compared with: call "

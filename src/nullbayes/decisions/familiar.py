@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nullbayes.errors import FileError
+from nullbayes.errors import FileError, ModelError, SettingsError
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.features import FeatureReader, find_last_layer
+from nullbayes.jacobian.features import OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
 
 NEIGHBOURS = (1, 10, 50)
@@ -50,6 +51,16 @@ class Familiar:
             found.append(2.0 - 2.0 * near[:, [rank - 1 for rank in ranks]].double())
         return torch.cat(found).clamp_min(_ROUNDING).log() / 2.0
 
+    @property
+    def repeated(self) -> float:
+        """The share of training inputs that occur more than once.
+
+        About as many new inputs are equal to a training input by chance (Good 1953): none for photographs, many for a
+        table of a few categories.
+        """
+        counts = self.sums.unique(return_counts=True)[1]
+        return 1.0 - float((counts == 1).sum()) / len(self.sums)
+
     def seen_in(self, sums: Tensor) -> Tensor:  # (n,) -> bool (n,)
         """Return which inputs, given by their checksums, were training inputs."""
         return torch.isin(sums, self.sums)
@@ -59,10 +70,18 @@ def remember(network: Network, examples: Examples) -> Familiar:
     """Read the features of some training examples."""
     first = examples.read(0, min(2, len(examples)))[0]
     layer, _ = find_last_layer(network, first)
-    reader = FeatureReader(network, layer)
+    try:
+        features = _features(FeatureReader(network, layer), first, examples)
+    except ModelError:  # a layer that is called in another way for more examples
+        layer = OUTPUTS
+        features = _features(FeatureReader(network, layer), first, examples)
+    return Familiar(layer, normalize(features), examples.input_sums)
+
+
+def _features(reader: FeatureReader, first: Any, examples: Examples) -> Tensor:  # (n, d)
+    """Return the features of as many examples as are remembered, evenly spaced over all."""
     most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), len(examples))
-    numbers = [i * len(examples) // most for i in range(most)]
-    return Familiar(layer, normalize(reader.some(examples, numbers)), examples.input_sums)
+    return reader.some(examples, [i * len(examples) // most for i in range(most)])
 
 
 def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
@@ -77,8 +96,16 @@ def from_file(layer: str | None, tensors: Mapping[str, Tensor], network: Network
     if layer is None:
         return None
     features, sums = tensors.get("familiar.features"), tensors.get("familiar.sums")
-    if features is None or sums is None or features.ndim != 2 or sums.ndim != 1 or sums.dtype != torch.int64:
+    if (
+        features is None or features.ndim != 2 or not features.numel() or features.dtype != network.dtype
+        or not bool(torch.isfinite(features).all())
+        or sums is None or sums.ndim != 1 or not len(sums) or sums.dtype != torch.int64
+    ):  # fmt: skip
         msg = "The file lacks what was remembered of the training data: it was altered, fit and save again."
         raise FileError(msg)
-    FeatureReader(network, layer)  # which refuses a layer that is not there
+    try:
+        FeatureReader(network, layer)
+    except SettingsError as error:
+        msg = f"The file remembers features of a layer {layer!r}, which this model has not: fit and save again."
+        raise FileError(msg) from error
     return Familiar(layer, features.to(network.device), sums)

@@ -20,6 +20,7 @@ COMBINED = "combined"
 _LEAST = 40  # held-out examples: half of them are ranked, and twenty can tell five per cent
 _MOST_LEARNED = 1000  # held-out examples that weights are learned from
 _PER_KIND = 250  # strangers of each kind
+_ERRORS = 3.0  # standard errors within which the share of training inputs is that of chance
 _OVERLAP = 0.01  # of the held-out examples may be training inputs, which are then left out
 
 
@@ -76,13 +77,16 @@ def pieces(posterior: Any, loader: Any, targets: Any) -> Iterator[tuple[Any, Ten
 
 def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, mask: Mask) -> HeldOut:
     """Read the held-out data once: statistics or scores, errors, and inputs to make strangers of."""
-    generator = torch.Generator().manual_seed(0)
+    split, generator = torch.Generator().manual_seed(0), torch.Generator().manual_seed(2)
     columns, errors, positions, keys, pool, overlap = [], [], [], [], _Pool(_PER_KIND), 0
+    repeated = 0.0 if posterior._familiar is None else posterior._familiar.repeated
     for x, y in data:
         n = n_examples(x)
-        drawn = torch.rand(n, generator=generator, dtype=torch.float64, device="cpu")
+        drawn = torch.rand(n, generator=split, dtype=torch.float64, device="cpu")
         new = _unseen(posterior, x, n)
         overlap += int((~new).sum())
+        if repeated > _OVERLAP:  # new inputs are often equal to training inputs, and are still new
+            new = torch.ones_like(new)
         if not bool(new.any()):
             continue
         if not bool(new.all()):
@@ -98,10 +102,16 @@ def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, m
         keys.append(drawn)
         errors.append(_errors_of(posterior, prediction, y, generator))
         positions.append(_position_scores(posterior, prediction, kind, generator))
-    _check_number(posterior, sum(map(len, keys)), overlap)
     count = sum(map(len, keys))
+    if repeated > _OVERLAP:
+        _check_repeated(posterior, count, overlap, repeated)
+    else:
+        _check_overlap(posterior, count, overlap)
+    if count < _LEAST:
+        msg = f"There are {count} held-out examples: calibrate needs at least {_LEAST}, and a thousand are better."
+        raise DataError(msg)
     return HeldOut(
-        torch.cat(columns), _joined(errors), _joined(positions), torch.cat(keys),
+        _finite(torch.cat(columns), kind), _joined(errors), _joined(positions), torch.cat(keys),
         pool.joined(min(_PER_KIND, _MOST_LEARNED, count // 2)),
     )  # fmt: skip
 
@@ -118,18 +128,43 @@ def _at(x: Any, where: Tensor) -> Any:
     return join_examples([take_examples(x, int(i), int(i) + 1) for i in where])
 
 
-def _check_number(posterior: Any, n: int, overlap: int) -> None:
-    if overlap > _OVERLAP * (n + overlap):
+def _finite(columns: Tensor, kind: str) -> Tensor:
+    bad = ~torch.isfinite(columns).all(1)
+    if bool(bad.any()):
         msg = (
-            f"{overlap:,} of the {n + overlap:,} held-out inputs are training data of {type(posterior).__name__}. A "
-            "network is more certain of these than of new inputs: calibrate with data that it was not trained on."
+            f"The score {kind!r} of {int(bad.sum()):,} of the {len(bad):,} held-out examples is not finite: scale the "
+            "inputs as in training, or use a larger prior_precision."
         )
         raise DataError(msg)
+    return columns
+
+
+def _check_overlap(posterior: Any, n: int, overlap: int) -> None:
+    """Refuse held-out data with many training inputs; ``n`` others are left."""
+    if overlap > _OVERLAP * (n + overlap):
+        raise DataError(_training_data(posterior, n + overlap, overlap))
     if overlap:
         warn(f"{overlap:,} of the {n + overlap:,} held-out inputs are training data; they were left out.")
-    if n < _LEAST:
-        msg = f"There are {n} held-out examples: calibrate needs at least {_LEAST}, and a thousand are better."
-        raise DataError(msg)
+
+
+def _check_repeated(posterior: Any, n: int, overlap: int, repeated: float) -> None:
+    """Refuse held-out data that hold more training inputs than by chance, where training inputs repeat."""
+    error = 0.5 / max(1, n) ** 0.5 + 0.5 / len(posterior._familiar.sums) ** 0.5  # standard errors, at most
+    if overlap > (repeated + _ERRORS * error) * n:
+        raise DataError(_training_data(posterior, n, overlap))
+    if overlap:
+        warn(
+            f"{overlap:,} of the {n:,} held-out inputs are equal to training inputs. They are kept, because "
+            f"{repeated:.0%} of the training inputs are equal to one another, so that new inputs are often equal to "
+            "training inputs, too. If they are the training data, calibrate with other data."
+        )
+
+
+def _training_data(posterior: Any, n: int, overlap: int) -> str:
+    return (
+        f"{overlap:,} of the {n:,} held-out inputs are training data of {type(posterior).__name__}. A network is more "
+        "certain of these than of new inputs: calibrate with data that it was not trained on."
+    )
 
 
 def _errors_of(

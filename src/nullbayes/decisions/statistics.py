@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.decisions.familiar import NEIGHBOURS
+from nullbayes.errors import DataError
 from nullbayes.jacobian.batches import is_array, n_examples
 from nullbayes.jacobian.features import FeatureReader
 from nullbayes.predictive import SCORES, Mask, Prediction, score, stream, warn_of_padding
@@ -55,3 +56,6 @@ def combined(posterior: Any, x: Any, mask: Mask) -> Iterator[Tensor]:  # (n, k) 
             warn_of_padding(posterior.likelihood, prediction)
         yield statistics(posterior, piece, prediction, some)
         start += n
+    if is_array(mask) and len(mask) != start:  # type: ignore[arg-type]
+        msg = f"The mask is for {len(mask):,} inputs, but there are {start:,}."  # type: ignore[arg-type]
+        raise DataError(msg)

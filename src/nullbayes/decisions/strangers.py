@@ -33,7 +33,7 @@ Make = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def strangers(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
-    """Iterate over the kinds of strangers that can be made of some inputs, each as many as there are inputs.
+    """Iterate over the kinds of strangers that can be made of some inputs, each of those inputs that it changes.
 
     Parameters
     ----------
@@ -55,21 +55,30 @@ def strangers(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
     mask = x.get("attention_mask") if isinstance(x, Mapping) else None
     for name, make in kinds.items():
         made = map_leaves(lambda leaf, make=make: _made(leaf, make, parts, mask, generator), x)
-        pairs = zip(leaves(made), leaves(x), strict=True)
-        changed = [(new != old).reshape(len(old), -1).any(1) for new, old in pairs if old.ndim]
-        if float(torch.stack(changed).any(0).double().mean()) >= _CHANGED:
-            yield name, made
+        pairs = [(new.flatten(1) if new.ndim > 1 else new[:, None], old) for new, old in _pairs(made, x)]
+        changed = torch.stack([(new != old.reshape(new.shape)).any(1) for new, old in pairs]).any(0)
+        usable = changed & torch.stack([torch.isfinite(new).all(1) for new, _ in pairs]).all(0)
+        if float(usable.double().mean()) >= _CHANGED:
+            yield name, map_leaves(lambda leaf, some=usable: leaf[some] if leaf.ndim else leaf, made)
+
+
+def _pairs(made: Any, x: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Iterate over the parts of strangers that have an entry per example, with what they were made of."""
+    return ((new, old) for new, old in zip(leaves(made), leaves(x), strict=True) if old.ndim)
 
 
 def _made(leaf: Tensor, make: Make, parts: list[Tensor], mask: Any, generator: torch.Generator) -> Tensor:
     """Return a changed leaf of an input, or the leaf itself where it must not change."""
-    if not leaf.ndim or not (leaf.is_floating_point() or _is_tokens(leaf, parts)):
+    if leaf is mask or not leaf.ndim or not (leaf.is_floating_point() or _is_tokens(leaf, parts)):
         return leaf
     if not leaf.is_floating_point():
-        if make in _CHANGES.values():
+        if make in (*_CHANGES.values(), *_OF_IMAGES.values()):
             return leaf
         if isinstance(mask, Tensor) and leaf.shape == mask.shape:
             return _in_spans(leaf, mask.bool(), make, generator)
+        if make is _order:  # the columns may be categories of different vocabularies: none gets a larger number
+            made = make(leaf, generator)
+            return torch.where((made >= leaf.amin(0)) & (made <= leaf.amax(0)), made, leaf)
     return make(leaf, generator)
 
 
@@ -125,7 +134,7 @@ def _halves(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _mixture(x: Tensor, generator: torch.Generator) -> Tensor:
-    return (x + _partner(x, generator)) / 2
+    return x / 2 + _partner(x, generator) / 2
 
 
 def _noise(x: Tensor, generator: torch.Generator, size: float = 1.0) -> Tensor:

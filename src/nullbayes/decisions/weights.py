@@ -10,6 +10,8 @@ from torch import Tensor
 
 _STEPS, _RIDGE, _LIMIT = 3000, 1e-3, 8.0
 _SMALLEST = 1e-12
+_USELESS = 1e-6  # the sum of weights that are rounding errors
+_LARGEST = 1e30  # in place of what is not finite
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,10 @@ class Weights:
     scale: tuple[float, ...]
 
     def __call__(self, statistics: Tensor) -> Tensor:  # (n, k) -> (n,)
-        """Return one score per input."""
+        """Return one score per input; a statistic that is no number counts as very strange, if it has a weight."""
         mean, scale, weights = (statistics.new_tensor(part) for part in (self.mean, self.scale, self.weights))
-        return ((statistics - mean) / scale) @ weights
+        standardized = ((statistics - mean) / scale).nan_to_num(_LARGEST, _LARGEST, -_LARGEST)
+        return standardized @ weights
 
 
 def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor]) -> Weights:
@@ -74,6 +77,6 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor]) -> Weights:
         if done:
             break
     weights = found[:-1] * usable
-    if not float(weights.sum()) > 0.0:
+    if not strange or not float(weights.sum()) > _USELESS:
         weights = usable.to(weights) if bool(usable.any()) else torch.ones_like(weights)
     return Weights(*(tuple(part.tolist()) for part in (weights / weights.sum(), mean, scale)))
