@@ -154,6 +154,7 @@ def _decisions(settings: Settings, task: Task, name: str, method: Any) -> Row:
         row |= {f"stranger {i}": stranger} | {
             f"stranger {i} at {level:g}": float((p <= level).double().mean()) for level in LEVELS
         }
+    row["weights"] = ", ".join(f"{k} {v:.2f}" for k, v in method.calibration.weights.items())
     network = nb.baselines.MAP(method._network.model).fit(*_few(task))
     network.calibrate(batches(task.held_out))  # type: ignore[arg-type]
     for who, decides in (("set", method), ("network's set", network)):

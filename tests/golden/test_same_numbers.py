@@ -26,7 +26,13 @@ FILE = Path(__file__).with_name("numbers.json")
 DIGITS = 8  # that are stored; sums in another order move the last ones of float64
 SCORES_ONLY = (baselines.LocalEnsemble, baselines.SketchedLanczos)
 DETECTORS = tuple(kind for kind in vars(detectors).values() if inspect.isclass(kind))
-OWN_SCORE = (baselines.MAP, baselines.TemperatureScaling, baselines.SCOD, *DETECTORS, *SCORES_ONLY)  # others: by their variance
+OWN_SCORE = (
+    baselines.MAP,
+    baselines.TemperatureScaling,
+    baselines.SCOD,
+    *DETECTORS,
+    *SCORES_ONLY,
+)  # others: by their variance
 STILL = (baselines.MAP, baselines.TemperatureScaling, *DETECTORS)  # whose one sample is the network itself
 WITHOUT_PRIOR = (baselines.SWAG, baselines.DeepEnsemble, *STILL, *SCORES_ONLY)
 

@@ -76,12 +76,12 @@ def _max_probability(prediction: Prediction, likelihood: Likelihood) -> Tensor:
 def _generalized_entropy(
     prediction: Prediction, likelihood: Likelihood, gamma: float = _GAMMA, largest: int = _LARGEST
 ) -> Tensor:
-    assert prediction.probs is not None
-    choices = likelihood.choice_probabilities(prediction.probs)
-    top = choices.topk(min(largest, choices.shape[-1]), dim=-1).values.double()
+    # of the mean outputs at temperature 1: what flattens the probabilities also flattens their differences
+    choices = likelihood.choices(prediction.mean).double().softmax(-1)
+    top = choices.topk(min(largest, choices.shape[-1]), dim=-1).values
     rest = (1.0 - top).clamp_min(0.0)
-    rest[..., 0] = choices.scatter(-1, choices.argmax(-1, keepdim=True), 0.0).sum(-1).double()
-    return likelihood.over_choices((top**gamma * rest**gamma).sum(-1).to(choices.dtype))
+    rest[..., 0] = choices.scatter(-1, choices.argmax(-1, keepdim=True), 0.0).sum(-1)  # 1 - p loses digits at p = 1
+    return likelihood.over_choices((top**gamma * rest**gamma).sum(-1).to(prediction.mean.dtype))
 
 
 @dataclass(frozen=True)
