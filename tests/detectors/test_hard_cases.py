@@ -118,10 +118,21 @@ def test_a_feature_that_never_varies_does_not_count() -> None:
     torch.testing.assert_close(detector.ood_score(moved), detector.ood_score(fixed))
 
 
+def test_a_feature_that_follows_from_others_but_for_rounding_does_not_count() -> None:
+    """In float32 the sum of two features varies around itself by rounding, which must not be divided by."""
+    (x, y), new = data(dtype=torch.float32), new_inputs().float()
+    for values in (x, new):
+        values[:, 4] = values[:, 0] + values[:, 1]
+    found = fitted(detectors.Mahalanobis, x, y, nn.Linear(5, 3)).ood_score(new)
+    wanted = fitted(detectors.Mahalanobis, x[:, :4], y, nn.Linear(4, 3)).ood_score(new[:, :4])
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", [detectors.KNN, detectors.NNGuide])
 def test_large_data_are_thinned_evenly(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = data()
     wanted = fitted(kind, x[::4], y[::4], k=2).ood_score(new_inputs())
+    assert kind._method.most == 50_000
     monkeypatch.setattr(type(kind._method), "most", 10)
     monkeypatch.setattr(neighbours, "_ROWS", 3)
     detector = fitted(kind, k=2)
