@@ -59,13 +59,17 @@ def test_distances_are_those_of_a_loop(n: int, dtype: torch.dtype) -> None:
     assert found.features.shape == (n, 6)
     result = found.distances(others).exp()
     assert result.dtype == torch.float64
-    assert torch.allclose(result, torch.tensor(wanted, dtype=torch.float64), atol=5e-4 if dtype == torch.float32 else 1e-9)
+    assert torch.allclose(
+        result, torch.tensor(wanted, dtype=torch.float64), atol=5e-4 if dtype == torch.float32 else 1e-9
+    )
 
 
 def test_many_inputs_at_a_time_change_no_distance() -> None:
     found = Familiar("2", nn.functional.normalize(randn(70, 5, generator=seeded())), torch.zeros(1, dtype=torch.int64))
     new = randn(2500, 5, generator=seeded(1))
-    assert torch.allclose(found.distances(new), torch.cat([found.distances(part) for part in new.split(999)]), atol=1e-5)
+    assert torch.allclose(
+        found.distances(new), torch.cat([found.distances(part) for part in new.split(999)]), atol=1e-5
+    )
 
 
 def test_a_training_example_has_the_smallest_distance() -> None:

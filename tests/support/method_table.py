@@ -71,7 +71,12 @@ def members(model: nn.Module) -> dict[str, Any]:
 
 PROJECTED = (Method(nb.ProjectedPosterior, custom=True), Method(nb.LossProjectedPosterior, custom=True))
 BASELINES = (
-    Method(baselines.MAP, prior=False, custom=True, scores=("max_probability", "max_logit", "energy", "generalized_entropy", "entropy")),
+    Method(
+        baselines.MAP,
+        prior=False,
+        custom=True,
+        scores=("max_probability", "max_logit", "energy", "generalized_entropy", "entropy"),
+    ),
     Method(baselines.DiagonalLaplace),
     Method(baselines.LastLayerLaplace),
     Method(baselines.KroneckerLaplace),
