@@ -19,7 +19,7 @@ FEWER_LINES = {"posteriors": 250}
 
 ROOT = "nullbayes"  # `import nullbayes`, and the names that its __init__ gives out
 _BELOW_POSTERIORS = {
-    "errors", "hashing", "io", "jacobian", "likelihoods", "limits", "linalg", "precision", "predictive", "priors",
+    "decisions", "errors", "hashing", "io", "jacobian", "likelihoods", "limits", "linalg", "precision", "predictive", "priors",
     "projectors",
 }  # fmt: skip
 
@@ -39,6 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "io": {"errors", "hashing"},
     "priors": {"errors", "linalg"},
     "predictive": {"errors", "jacobian", "likelihoods", "limits"},
+    "decisions": {"errors", "hashing", "jacobian", "likelihoods", "precision", "predictive"},
     "posteriors": _BELOW_POSTERIORS,
     "baselines": (_BELOW_POSTERIORS - {"hashing", "io", "projectors"}) | {"posteriors"},
     "detectors": {"baselines", "errors", "jacobian", "likelihoods", "linalg", "precision", "predictive"},
@@ -57,6 +58,7 @@ ALLOWED_TORCH: dict[str, set[str]] = {
     "hashing": {"torch.nn.functional"},
     "precision": {"torch.nn.attention"},
     "torch_internals": {"torch.nn"},
+    "decisions": {"torch.nn.functional"},
     "posteriors": {"torch.nn"},
     "baselines": {"torch.nn"},
     "detectors": {"torch.nn"},

@@ -73,7 +73,7 @@ def test_a_quantile_and_a_p_value_decide_alike() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, -0.1, 5, math.nan, "0.05", None, True])
 def test_a_level_that_is_no_probability_is_refused(alpha: object) -> None:
-    with pytest.raises(SettingsError, match="alpha must be a number between 0 and 1, such as 0.05"):
+    with pytest.raises(SettingsError, match="alpha must be a number between 0 and 1, such as"):
         check_alpha(alpha, 1000)  # type: ignore[arg-type]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ def test_evenly_spaced_examples_are_remembered(monkeypatch: pytest.MonkeyPatch) 
     numbers = [int((every - row).abs().sum(1).argmin()) for row in found.features]
     assert len(set(numbers)) == 30
     assert numbers == sorted(numbers)
-    assert {b - a for a, b in zip(numbers, numbers[1:], strict=False)} <= {3, 4}
+    assert {b - a for a, b in itertools.pairwise(numbers)} <= {3, 4}
     assert len(found.sums) == 100
 
 

@@ -90,7 +90,8 @@ class Calibration:
             kinds = ", ".join(self.strangers).replace("_", " ")
             lines.append(("weights", f"learned from {self.n_learned:,} held-out examples and strangers: {kinds}"))
         lines.append(("ranked", f"{len(self.scores):,} held-out examples"))
-        return "\n".join(f"{name:<17} {value}" for name, value in lines)
+        width = max(17, *(len(name) for name, _ in lines))
+        return "\n".join(f"{name:<{width}} {value}" for name, value in lines)
 
 
 def _check(found: Calibration) -> None:

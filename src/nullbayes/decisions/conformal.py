@@ -15,7 +15,8 @@ from torch import Tensor
 
 from nullbayes.errors import SettingsError
 
-_OF_SPREAD, _OF_SIZE = 1e-4, 1e-6  # by which scores of equal inputs may differ, in batches of different sizes
+_OF_SPREAD, _OF_SIZE = 1e-4, 1e-5  # by which scores of equal inputs may differ, in batches of different sizes
+_OF_ERROR = 1e-6  # by which their errors may differ
 
 
 def p_values(held_out: Tensor, scores: Tensor) -> Tensor:  # (m,), (...) -> (...)
@@ -40,6 +41,11 @@ def quantile(held_out: Tensor, alpha: float) -> Tensor:  # (m, ...) -> (...)
     if rank > len(held_out):
         return torch.full_like(held_out[0], math.inf)
     return held_out.sort(dim=0).values[rank - 1]
+
+
+def beyond_rounding(limit: Tensor) -> Tensor:
+    """Return a limit on errors that an equal error does not exceed by rounding."""
+    return torch.where(limit.isinf(), limit, limit + _OF_ERROR * limit.abs())
 
 
 def check_alpha(alpha: float, m: int) -> float:

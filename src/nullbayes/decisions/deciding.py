@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nullbayes.decisions import answers, statistics
 from nullbayes.decisions.calibration import Calibration
-from nullbayes.decisions.conformal import check_alpha, p_values, quantile
+from nullbayes.decisions.conformal import beyond_rounding, check_alpha, p_values, quantile
 from nullbayes.decisions.held_out import COMBINED as COMBINED
 from nullbayes.decisions.held_out import made_strangers, pieces, position_kind, read
 from nullbayes.decisions.weights import learn_weights
@@ -173,7 +173,7 @@ def predict_set(self: Any, x: Any, alpha: float = 0.1, *, mask: Mask = None) -> 
     """
     self._check_fitted()
     answers.check_labels(self._likelihood)
-    limit = quantile(*_errors(self, alpha))
+    limit = beyond_rounding(quantile(*_errors(self, alpha)))
     return answers.label_sets(self._likelihood, self.predict(x, mask=mask), limit.to(self._network.device))
 
 
@@ -196,7 +196,7 @@ def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Ten
     """
     self._check_fitted()
     answers.check_numbers(self._likelihood)
-    limit = quantile(*_errors(self, alpha))
+    limit = beyond_rounding(quantile(*_errors(self, alpha)))
     return answers.interval(self.predict(x), limit.to(self._network.device))
 
 

@@ -13,7 +13,7 @@ from nullbayes.decisions import answers, statistics
 from nullbayes.decisions.strangers import strangers
 from nullbayes.errors import DataError, warn
 from nullbayes.hashing import checksums
-from nullbayes.jacobian.batches import described, is_array, join_examples, leaves, n_examples, take_examples
+from nullbayes.jacobian.batches import described, inputs_of, is_array, join_examples, leaves, n_examples, take_examples
 from nullbayes.predictive import SCORES, Mask, Prediction, default_score, stream
 
 COMBINED = "combined"
@@ -68,6 +68,9 @@ class _Pool:
 def pieces(posterior: Any, loader: Any, targets: Any) -> Iterator[tuple[Any, Tensor | None]]:
     """Iterate over held-out inputs and their targets; None where there are none."""
     posterior._network.check_unchanged()
+    if targets is None and isinstance(loader, Mapping):
+        inputs = inputs_of(loader, None, posterior._network.input_signature)
+        loader = loader if len(inputs) == len(loader) else [loader]  # one batch that brings its targets
     if targets is None and (is_array(loader) or isinstance(loader, Mapping)):
         for x in stream(loader, posterior._network, posterior._batch_fn, 1):
             yield x, None

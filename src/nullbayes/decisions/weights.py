@@ -23,9 +23,9 @@ class Weights:
     scale: tuple[float, ...]
 
     def __call__(self, statistics: Tensor) -> Tensor:  # (n, k) -> (n,)
-        """Return one score per input; a statistic that is no number counts as very strange, if it has a weight."""
+        """Return one score per input; a statistic that is not finite means a very strange input, if it has a weight."""
         mean, scale, weights = (statistics.new_tensor(part) for part in (self.mean, self.scale, self.weights))
-        standardized = ((statistics - mean) / scale).nan_to_num(_LARGEST, _LARGEST, -_LARGEST)
+        standardized = ((statistics - mean) / scale).nan_to_num(_LARGEST, _LARGEST, _LARGEST)
         return standardized @ weights
 
 
