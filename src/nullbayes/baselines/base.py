@@ -181,7 +181,9 @@ class Baseline(SamplePosterior):
 
     @property
     def _membership(self) -> str | None:  # type: ignore[override]
-        return self._method.own_score or ("max_variance" if "max_variance" in self._method.scores else None)
+        """The variance of methods with samples, the score of those that are nothing else, and none of the others."""
+        own = None if self.n_samples else self._method.own_score
+        return "max_variance" if "max_variance" in self._method.scores else own
 
     @property
     def _calibrated_kind(self) -> str:  # type: ignore[override]

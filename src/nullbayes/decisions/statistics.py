@@ -14,13 +14,13 @@ from nullbayes.jacobian.batches import is_array, n_examples
 from nullbayes.jacobian.features import FeatureReader
 from nullbayes.predictive import SCORES, Mask, Prediction, score, stream, warn_of_padding
 
-CONFIDENCE = "energy"
+CONFIDENCE = ("generalized_entropy", "energy")
 _SMALLEST = 1e-30  # of a variance, before its logarithm is taken
 
 
 def names(posterior: Any) -> tuple[str, ...]:
     """Return the names of the statistics of a posterior."""
-    first = (CONFIDENCE,) if posterior.likelihood.has_probabilities and posterior.n_samples else ()
+    first = CONFIDENCE if posterior.likelihood.has_probabilities and posterior.n_samples else ()
     own = posterior._membership
     last = () if own is None else (f"log {own}",)
     return (*first, *(f"neighbour {k}" for k in NEIGHBOURS), *last)
@@ -34,7 +34,7 @@ def statistics(posterior: Any, x: Any, prediction: Prediction | None, mask: Mask
     familiar, own, likelihood = posterior._familiar, posterior._membership, posterior.likelihood
     columns = []
     if prediction is not None and likelihood.has_probabilities:
-        columns.append(score(prediction, likelihood, CONFIDENCE))
+        columns += [score(prediction, likelihood, kind) for kind in CONFIDENCE]
     seen = FeatureReader(posterior._network, familiar.layer)(x)
     columns += list(familiar.distances(seen.features).T)
     if own in SCORES:

@@ -5,12 +5,13 @@ so there are many kinds, each made of the same familiar inputs:
 
 - *features*: every feature is taken from another example, so that only the distribution of each feature is left;
 - *halves*: one half of an example, and the other half of another one;
-- *half_features*: half of the features are taken from other examples;
 - *mixture*: the mean of two examples;
 - *noise*, *some_noise*: noise of the size of the features, and three tenths of it;
 - *negative*: every feature mirrored at the middle of the range;
-- *patches*, *blur*: for images, sixteen patches that are shuffled, and averages over four by four pixels;
-- *order*: for sequences of tokens, the same tokens in another order.
+- for images *lower_halves* (halves from top to bottom), *patches* (sixteen patches, shuffled), *pixels* (all pixels in
+  another order), *blur* (averages over four by four pixels), *flip* (upside down) and *turn* (by ninety degrees);
+- for whole numbers *half_features* (half of the features are taken from other examples), and for sequences of tokens
+  *order* (the same tokens in another order).
 
 Whole numbers (tokens, categories) are exchanged and never averaged. Masks stay as they are, and tokens are exchanged
 only between positions that count.
@@ -45,13 +46,13 @@ def strangers(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
     parts = [leaf for leaf in leaves(x) if leaf.ndim]
     numbers = [leaf for leaf in parts if leaf.is_floating_point()]
     tokens = [leaf for leaf in parts if _is_tokens(leaf, parts)]
-    kinds = dict(_EXCHANGES) if numbers or tokens else {}
+    kinds = {"features": _features, "halves": _halves} if numbers or tokens else {}
     if numbers:
         kinds |= _CHANGES
         if all(leaf.ndim == 4 and min(leaf.shape[-2:]) >= _SMALL for leaf in numbers):
             kinds |= _OF_IMAGES
-    elif any(leaf.ndim == 2 for leaf in tokens):
-        kinds["order"] = _order
+    else:
+        kinds |= {"half_features": _half_features, "order": _order} if tokens else {}
     mask = x.get("attention_mask") if isinstance(x, Mapping) else None
     for name, make in kinds.items():
         made = map_leaves(lambda leaf, make=make: _made(leaf, make, parts, mask, generator), x)
@@ -168,12 +169,30 @@ def _blur(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, c, h, w)
     return interpolate(avg_pool2d(x, _SIDE, ceil_mode=True), size=x.shape[-2:], mode="bilinear")
 
 
+def _lower_halves(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, c, h, w)
+    return _halves(x.transpose(2, 3), generator).transpose(2, 3)
+
+
+def _pixels(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, c, h, w)
+    flat = x.flatten(2)
+    return flat[..., _uniform(flat.shape[-1:], generator, x).argsort()].view_as(x)
+
+
+def _flip(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, c, h, w)
+    return x.flip(2)
+
+
+def _turn(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, c, h, w)
+    return x.transpose(2, 3).flip(2) if x.shape[2] == x.shape[3] else x
+
+
 def _order(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, T)
     if x.ndim != 2:
         return x
     return x.gather(1, _uniform(x.shape, generator, x).argsort(1))
 
 
-_EXCHANGES: dict[str, Make] = {"features": _features, "half_features": _half_features, "halves": _halves}
 _CHANGES: dict[str, Make] = {"mixture": _mixture, "noise": _noise, "some_noise": _some_noise, "negative": _negative}
-_OF_IMAGES: dict[str, Make] = {"patches": _patches, "blur": _blur}
+_OF_IMAGES: dict[str, Make] = {
+    "lower_halves": _lower_halves, "patches": _patches, "pixels": _pixels, "blur": _blur, "flip": _flip, "turn": _turn,
+}  # fmt: skip
