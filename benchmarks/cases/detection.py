@@ -127,10 +127,9 @@ def _aurocs(
     for stranger, x in task.strangers.items():
         outside = _scores(method, x, kinds, pred_type)
         for label in kinds:
-            yield {
-                "column": f"{task.name} → {stranger}", "seed": settings.seed, "fit_seconds": seconds,
-                "method": f"{name}, {label}" if label else name, "auroc": nb.metrics.auroc(inside[label], outside[label]),
-            }  # fmt: skip
+            row: Row = {"column": f"{task.name} → {stranger}", "seed": settings.seed, "fit_seconds": seconds}
+            auroc = nb.metrics.auroc(inside[label], outside[label])
+            yield {**row, "method": f"{name}, {label}" if label else name, "auroc": auroc}
 
 
 def _scores(method: Any, x: Inputs, kinds: Mapping[str, str | None], pred_type: str | None) -> dict[str, Tensor]:

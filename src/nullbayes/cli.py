@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 _LEGEND = """\
 AUROC       how well a score separates the unseen 8s and 9s from test images of known
             digits (0.5 is chance, 1 is perfect).
-            logits: the variance of a logit, posterior.ood_score(x, "max_variance");
-                    for the network, minus its largest logit
-            probs:  posterior.ood_score(x, "mutual_information");
-                    for the network, one minus its largest probability
-null space  dimension of the space in which the parameters may still move
-std         standard deviation of the logits on the training images: the projected
-            posterior keeps every logit, the loss-projected one keeps only the loss, so
-            judge that one by its probabilities"""
+            as is: the largest probability for the network, generalized entropy
+            for the posteriors, posterior.ood_score(x);
+            calibrated: the same after posterior.calibrate(x, y) on held-out images,
+            which learns what to trust on this network. The network itself has only its
+            probabilities
+flagged     the share of test images that posterior.is_ood(x, alpha=0.05) flags: at most
+            about 5 % of the known digits, and as many as possible of the unseen ones"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,7 +61,7 @@ def run_demo(output: Path) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = demo.train_on_digits(digits)
-        print("Fitting the projected and the loss-projected posterior to it, with their defaults.")
+        print("Fitting both posteriors with their defaults, and calibrating them on held-out images.")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", nb.errors.NullBayesWarning)
             lines = demo.compare(model, digits)
@@ -72,20 +71,29 @@ def run_demo(output: Path) -> None:
     print(_LEGEND)
     for warning in caught:
         print("\n" + textwrap.fill(f"{type(warning.message).__name__}: {warning.message}", 88))
-    demo.draw(toy, lines, output)
+    print("\n" + textwrap.fill(_decision(lines, demo.ALPHA), 88))
+    demo.draw(toy, lines, digits, output)
     print(f"\nThe picture is in {output}. All of it took {time.perf_counter() - start:.0f} s.")
 
 
 def _table(lines: list[Line]) -> str:
-    form = "{:<16}{:>9}{:>8}{:>8}{:>9}{:>8}{:>9}{:>11}"
+    form = "{:<16}{:>9}{:>8}{:>8}{:>10}{:>12}{:>8}{:>8}"
     rows = [
-        form.format("", "", "", "", "AUROC", "AUROC", "null", "std on"),
-        form.format("", "accuracy", "NLL", "ECE", "logits", "probs", "space", "training"),
+        form.format("", "", "", "", "AUROC", "AUROC", "flagged", "flagged").rstrip(),
+        form.format("", "accuracy", "NLL", "ECE", "as is", "calibrated", "known", "unseen"),
     ]
     for line in lines:
-        scores = [f"{v:.3f}" for v in (line.accuracy, line.nll, line.ece, line.auroc_logits, line.auroc_probs)]
-        dimension = "-" if line.kernel_dimension is None else f"{line.kernel_dimension:,.0f}"
-        std = "-" if line.train_std is None else f"{line.train_std:.2g}"
-        rows.append(form.format(line.name, *scores, dimension, std))
-    rule = "-" * len(rows[0])
+        scores = [f"{v:.3f}" for v in (line.accuracy, line.nll, line.ece, line.auroc, line.auroc_calibrated)]
+        rows.append(form.format(line.name, *scores, f"{line.false_alarms:.1%}", f"{line.flagged:.1%}"))
+    rule = "-" * len(rows[1])
     return "\n".join(["", *rows[:2], rule, *rows[2:], rule])
+
+
+def _decision(lines: list[Line], alpha: float) -> str:
+    line = lines[1]
+    known, unseen = (int((p <= alpha).sum()) for p in line.p_values)
+    return (
+        f"The decision of the projected posterior: {unseen} of {len(line.p_values[1])} unseen digits are flagged, and "
+        f"{known} of {len(line.p_values[0])} known ones. Its samples move in {line.kernel_dimension:,.0f} dimensions, "
+        f"and change the logits of the training images by {line.train_std:.2g}."
+    )

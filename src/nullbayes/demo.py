@@ -1,7 +1,7 @@
 """The demonstration: a small network on scikit-learn's digits, and both posteriors with their default settings.
 
 The network learns the digits 0 to 7 and never sees an 8 or a 9. A good posterior predicts the known digits as the
-network does, and its variance is larger on the unknown ones. `nullbayes.cli` prints the table and the picture.
+network does, and flags the unknown ones. `nullbayes.cli` prints the table and the picture.
 """
 
 from __future__ import annotations
@@ -9,13 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
+from nullbayes.posteriors import SamplePosterior
 
 KNOWN = 8  # the digits 0 to 7 are learned, 8 and 9 are not
+ALPHA = 0.05  # the share of known images that may be flagged
+SHOWN = 10  # images of each kind in the picture
+METHODS = {
+    "network itself": nb.baselines.MAP,
+    "projected": nb.ProjectedPosterior,
+    "loss-projected": nb.LossProjectedPosterior,
+}
+_BLUE, _ORANGE, _GREY = "#2563a8", "#d9782d", "#444444"
 
 
 @dataclass(frozen=True)
@@ -31,17 +41,23 @@ class Digits:
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table, with the logit scores of the test images and of the unseen ones."""
+    """One line of the table: how well the known digits are predicted, and which images are flagged as unknown.
+
+    ``scores`` and ``p_values`` are those of the known test images and of the unseen ones, after ``calibrate``.
+    """
 
     name: str
     accuracy: float
     nll: float
     ece: float
-    auroc_logits: float
-    auroc_probs: float
+    auroc: float  # of the score as it comes
+    auroc_calibrated: float
+    false_alarms: float  # share of the known images that are flagged
+    flagged: float  # share of the unseen ones
     kernel_dimension: float | None
     train_std: float | None
     scores: tuple[Tensor, Tensor]
+    p_values: tuple[Tensor, Tensor]
 
 
 def load_digits() -> Digits:
@@ -86,46 +102,45 @@ def train_on_digits(digits: Digits, steps: int = 1200) -> nn.Module:
 
 
 def compare(model: nn.Module, digits: Digits) -> list[Line]:
-    """Fit both posteriors with their defaults and measure them and the network itself.
+    """Fit both posteriors with their defaults, calibrate them, and measure them and the network itself.
 
-    Inputs are scored twice: by the logits (minus the largest one for the network, the largest variance for a
-    posterior), and by the probabilities (one minus the largest for the network, mutual information for a posterior).
+    One half of the test images is held out to calibrate with, and the other half is tested.
     """
-    with torch.no_grad():
-        known, unseen = model(digits.x_test), model(digits.x_unseen)
-    by_logits = (-known.amax(1), -unseen.amax(1))
-    by_probs = (-known.softmax(1).amax(1), -unseen.softmax(1).amax(1))
-    lines = [_line("network itself", known.softmax(1), digits.y_test, by_logits, by_probs)]
-    for name, kind in (("projected", nb.ProjectedPosterior), ("loss-projected", nb.LossProjectedPosterior)):
-        posterior = kind(model).fit(digits.x_train, digits.y_train, generator=torch.Generator().manual_seed(0))
-        probs = posterior.predict(digits.x_test).probs
-        assert probs is not None
-        by_logits, by_probs = (
-            (posterior.ood_score(digits.x_test, score), posterior.ood_score(digits.x_unseen, score))
-            for score in ("max_variance", "mutual_information")
-        )
-        lines.append(_line(name, probs, digits.y_test, by_logits, by_probs, posterior.report))
+    lines = []
+    for name, kind in METHODS.items():
+        method = kind(model).fit(digits.x_train, digits.y_train, generator=torch.Generator().manual_seed(0))
+        lines.append(_line(name, method, digits))
     return lines
 
 
-def _line(
-    name: str,
-    probs: Tensor,
-    y: Tensor,
-    by_logits: tuple[Tensor, Tensor],
-    by_probs: tuple[Tensor, Tensor],
-    report: nb.FitReport | None = None,
-) -> Line:
+def halves(digits: Digits) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the known test images in two halves: to calibrate with, and to test."""
+    n = len(digits.x_test) // 2
+    return (digits.x_test[:n], digits.y_test[:n]), (digits.x_test[n:], digits.y_test[n:])
+
+
+def _line(name: str, method: SamplePosterior, digits: Digits) -> Line:
+    held_out, (x, y) = halves(digits)
+    inputs = (x, digits.x_unseen)
+    probs = method.predict(x).probs
+    report = method.report if isinstance(method, (nb.ProjectedPosterior, nb.LossProjectedPosterior)) else None
+    assert probs is not None
+    auroc = nb.metrics.auroc(*(method.ood_score(z) for z in inputs))
+    method.calibrate(*held_out)
+    scores, p_values = ((call(x), call(digits.x_unseen)) for call in (method.ood_score, method.p_value))
     return Line(
         name=name,
         accuracy=nb.metrics.accuracy(probs, y),
         nll=nb.metrics.nll(probs, y),
         ece=nb.metrics.ece(probs, y),
-        auroc_logits=nb.metrics.auroc(*by_logits),
-        auroc_probs=nb.metrics.auroc(*by_probs),
+        auroc=auroc,
+        auroc_calibrated=nb.metrics.auroc(*scores),
+        false_alarms=float((p_values[0] <= ALPHA).double().mean()),
+        flagged=float((p_values[1] <= ALPHA).double().mean()),
         kernel_dimension=None if report is None else report.kernel_dimension,
         train_std=None if report is None else report.train_std,
-        scores=by_logits,
+        scores=scores,
+        p_values=p_values,
     )
 
 
@@ -157,31 +172,58 @@ def toy_regression() -> Toy:
         return Toy(x[:, 0], y[:, 0], grid[:, 0], model(grid)[:, 0], std[:, 0])
 
 
-def draw(toy: Toy, lines: list[Line], path: Path) -> None:
-    """Draw the toy regression and the histograms of the scores."""
+def draw(toy: Toy, lines: list[Line], digits: Digits, path: Path) -> None:
+    """Draw the toy regression, the scores of the projected posterior, and the images that it finds most strange."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 4.4), layout="constrained")
+    figure = Figure(figsize=(12, 8), layout="constrained")
     FigureCanvasAgg(figure)
-    left, right = figure.subplots(1, 2)
-    blue, orange, grey = "#2563a8", "#d9782d", "#444444"
-    left.fill_between(toy.grid, toy.mean - 2 * toy.std, toy.mean + 2 * toy.std, color=blue, alpha=0.2, lw=0)
-    left.plot(toy.grid, toy.mean, color=blue, label="network, ± 2 standard deviations")
-    left.plot(toy.x, toy.y, "o", color=grey, ms=3.5, label="training data")
-    left.set(title="Variance is small at the data and grows away from them", xlabel="x", ylabel="y")
-    middle, reach = float(toy.y.mean()), float((toy.y - toy.y.mean()).abs().max())
-    left.set_ylim(middle - 3 * reach, middle + 3 * reach)
-    left.legend(frameon=False, loc="upper center")
-    line = lines[1]
-    inside, outside = (scores.log10() for scores in line.scores)
-    both = torch.cat([inside, outside])
-    bins = torch.linspace(float(both.min()), float(both.max()), 41, device="cpu").numpy()
-    right.hist(inside.numpy(), bins, color=blue, alpha=0.75, label="digits 0 to 7, test images")
-    right.hist(outside.numpy(), bins, color=orange, alpha=0.75, label="digits 8 and 9, never seen")
-    right.set_title(f"Score of known and of unknown digits, AUROC {line.auroc_logits:.3f}")
-    right.set(xlabel="log₁₀ of the largest variance of a logit (projected posterior)", ylabel="images")
-    right.legend(frameon=False)
+    above, below = cast("Any", figure.subfigures(2, 1, height_ratios=(1.5, 1.0)))
+    left, right = above.subplots(1, 2)
+    _draw_toy(left, toy)
+    _draw_scores(right, lines[1])
     for axis in (left, right):
         axis.spines[["top", "right"]].set_visible(False)
+    _draw_images(below, lines[1], digits)
     figure.savefig(path, dpi=120)
+
+
+def _draw_toy(axis: Any, toy: Toy) -> None:
+    axis.fill_between(toy.grid, toy.mean - 2 * toy.std, toy.mean + 2 * toy.std, color=_BLUE, alpha=0.2, lw=0)
+    axis.plot(toy.grid, toy.mean, color=_BLUE, label="network, ± 2 standard deviations")
+    axis.plot(toy.x, toy.y, "o", color=_GREY, ms=3.5, label="training data")
+    axis.set(title="Variance is small at the data and grows away from them", xlabel="x", ylabel="y")
+    middle, reach = float(toy.y.mean()), float((toy.y - toy.y.mean()).abs().max())
+    axis.set_ylim(middle - 3 * reach, middle + 3 * reach)
+    axis.legend(frameon=False, loc="upper center")
+
+
+def _draw_scores(axis: Any, line: Line) -> None:
+    both = torch.cat(line.scores)
+    bins = torch.linspace(float(both.min()), float(both.max()), 41, device="cpu").numpy()
+    for scores, color, label in zip(
+        line.scores, (_BLUE, _ORANGE), ("digits 0 to 7, test images", "digits 8 and 9, never seen"), strict=True
+    ):
+        share = torch.full_like(scores, 1.0 / len(scores)).numpy()
+        axis.hist(scores.numpy(), bins, weights=share, color=color, alpha=0.7, label=label)
+    limit = both[torch.cat(line.p_values) <= ALPHA].min()
+    axis.axvline(float(limit), color=_GREY, ls="--", lw=1, label=f"flagged from here on (false alarms: {ALPHA:.0%})")
+    axis.set_title(
+        f"{line.flagged:.0%} of the unseen digits are flagged, and {line.false_alarms:.1%} of the known ones"
+    )
+    axis.set(xlabel="calibrated score (projected posterior)", ylabel="share of the images")
+    axis.legend(frameon=False)
+
+
+def _draw_images(figure: Any, line: Line, digits: Digits) -> None:
+    """Show the images that are least and most strange, known and unseen together, with their p-values."""
+    images = torch.cat([halves(digits)[1][0], digits.x_unseen])[:, 0]
+    p_values, order = torch.cat(line.p_values), torch.cat(line.scores).argsort()
+    rows = (("The least strange of all test images", order[:SHOWN]), ("The strangest", order[-SHOWN:].flip(0)))
+    for part, (title, chosen) in zip(figure.subfigures(2, 1), rows, strict=True):
+        part.suptitle(title, fontsize=11)
+        for axis, number in zip(part.subplots(1, SHOWN), chosen.tolist(), strict=True):
+            axis.imshow(images[number], cmap="gray_r", vmin=0, vmax=1)
+            axis.set_title(f"p = {p_values[number]:.3f}", fontsize=9)
+            axis.set_axis_off()

@@ -12,9 +12,10 @@ from nullbayes.decisions.strangers import strangers
 from nullbayes.jacobian.batches import leaves, map_leaves
 from support.drawing import rand, randint, randn
 
-EXCHANGES = ["features", "half_features", "halves"]
+EXCHANGES = ["features", "halves"]
+OF_TOKENS = [*EXCHANGES, "half_features", "order"]
 CHANGES = ["mixture", "noise", "some_noise", "negative"]
-OF_IMAGES = ["patches", "blur"]
+OF_IMAGES = ["lower_halves", "patches", "pixels", "blur", "flip"]  # and "turn", for square ones
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -50,6 +51,7 @@ INPUTS: dict[str, Any] = {
     "images": images(),
     "images of one pixel": images(height=1, width=1),
     "small images": images(height=7, width=7),
+    "square images": images(height=9, width=9),
     "odd images": images(height=9, width=13, channels=1),
     "whole images": (255 * images()).byte(),
     "volumes": randn(4, 2, 3, 3, 3, generator=seeded(3)),
@@ -65,9 +67,10 @@ KINDS: dict[str, list[str]] = {
     "images": EXCHANGES + CHANGES + OF_IMAGES,
     "odd images": EXCHANGES + CHANGES + OF_IMAGES,
     "images and categories": EXCHANGES + CHANGES + OF_IMAGES,
-    "whole images": EXCHANGES,
-    "tokens": [*EXCHANGES, "order"],
-    "sentences": [*EXCHANGES, "order"],
+    "square images": [*EXCHANGES, *CHANGES, *OF_IMAGES, "turn"],
+    "whole images": [*EXCHANGES, "half_features"],
+    "tokens": OF_TOKENS,
+    "sentences": OF_TOKENS,
     "numbers": ["features", *CHANGES],
 }
 each_input = pytest.mark.parametrize("name", INPUTS)

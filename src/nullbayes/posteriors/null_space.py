@@ -202,7 +202,8 @@ class NullSpacePosterior(SamplePosterior):
     def report(self) -> FitReport:
         """What the fit measured, at the prior precision in use."""
         measured, size = self._need_measured(), self._network.n_parameters
-        return FitReport.of(measured, size, self.prior_precision, self.temperature, self._precision_rule)
+        weights = {} if self._calibration is None else self._calibration.weights
+        return FitReport.of(measured, size, self.prior_precision, self.temperature, self._precision_rule, weights)
 
     functional_variance = measure.functional_variance
 

@@ -61,6 +61,8 @@ class FitReport(Measured):
         In use now.
     precision_rule : str
         "auto", "optimal" or "paper"; empty where the precision is a number.
+    weights : dict
+        The weight of each statistic in the combined score that ``calibrate`` has learned; empty without it.
 
     Examples
     --------
@@ -81,9 +83,18 @@ class FitReport(Measured):
     prior_precision: float
     temperature: float
     precision_rule: str
+    weights: dict[str, float]
 
     @classmethod
-    def of(cls, measured: Measured, n_parameters: int, alpha: float, temperature: float, rule: str | float) -> Self:
+    def of(
+        cls,
+        measured: Measured,
+        n_parameters: int,
+        alpha: float,
+        temperature: float,
+        rule: str | float,
+        weights: dict[str, float],
+    ) -> Self:
         """Make the report for a prior precision ``alpha`` that is a number or follows from a rule."""
         size, stderr = measured.dimension(n_parameters)
         scaled = {name: getattr(measured, name) for name in ("train_std", "worst_ratio", "train_loss_std")}
@@ -98,6 +109,7 @@ class FitReport(Measured):
             prior_precision=alpha,
             temperature=temperature,
             precision_rule=rule if isinstance(rule, str) else "",
+            weights=weights,
         )
 
     def __str__(self) -> str:
@@ -116,6 +128,7 @@ class FitReport(Measured):
             f"{self.sweeps} sweep{'s' * (self.sweeps != 1)}",
             "prior precision": f"{self.prior_precision:.4g}{self._why()}",
             "temperature": "" if self.temperature == 1.0 else f"{self.temperature:.3g}",
+            "combined score": ", ".join(f"{name} {weight:.2f}" for name, weight in self.weights.items() if weight > 0),
             "promise": "" if self.promise is None else self._kept(self.promise),
             "std on training": f"{self.train_std:.3g} (the outputs themselves spread by {self.output_std:.3g})"
             + ("" if self.worst_ratio is None else f", of one output by {self.worst_ratio:.2g} of its spread")
