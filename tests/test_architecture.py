@@ -19,8 +19,8 @@ FEWER_LINES = {"posteriors": 250}
 
 ROOT = "nullbayes"  # `import nullbayes`, and the names that its __init__ gives out
 _BELOW_POSTERIORS = {
-    "decisions", "errors", "hashing", "io", "jacobian", "likelihoods", "limits", "linalg", "precision", "predictive", "priors",
-    "projectors",
+    "decisions", "errors", "hashing", "io", "jacobian", "likelihoods", "limits", "linalg", "precision", "predictive",
+    "priors", "projectors",
 }  # fmt: skip
 
 # room -> the rooms that it imports (and itself). A room is a module or a package directly under nullbayes.
