@@ -153,6 +153,16 @@ def test_batches_of_different_lengths() -> None:
     assert torch.equal(posterior.p_value(x), torch.cat([posterior.p_value(part) for part in x]))
 
 
+@pytest.mark.parametrize("size", [1, 7, 50])
+def test_the_size_of_batches_does_not_matter(size: int) -> None:
+    x, y = sentences(120, 1)
+    whole = fitted_tagger().calibrate(x, y).calibration
+    found = fitted_tagger().calibrate(batched(x, y, size)).calibration
+    assert found.strangers == whole.strangers
+    for name in ("scores", "errors", "position_scores"):
+        assert torch.allclose(getattr(found, name), getattr(whole, name), atol=1e-9), name
+
+
 def test_a_mapping_with_labels_brings_its_targets() -> None:
     x, y = sentences(120, 1)
     one, other = fitted_tagger().calibrate({**x, "labels": y}), fitted_tagger().calibrate(x, y)

@@ -201,6 +201,7 @@ def test_large_numbers_do_not_overflow() -> None:
     x = torch.full((8, 3), 3e38) * torch.tensor([[1.0], [-1.0]]).repeat(4, 1) * rand(8, 1, generator=seeded())
     for stranger in made(x).values():
         assert torch.isfinite(stranger).all()
+    assert "mixture" in made(3e38 * (0.9 + 0.1 * rand(8, 3, generator=seeded())))
 
 
 # --- whole numbers ----------------------------------------------------------------------------------------------------

@@ -15,14 +15,15 @@ from nullbayes.jacobian.features import FeatureReader
 from nullbayes.predictive import SCORES, Mask, Prediction, score, stream, warn_of_padding
 
 CONFIDENCE = "energy"
-_SMALLEST = 1e-30  # of a variance, before its logarithm is taken
+_SQUARES = ("max_variance", "scod", "local_ensemble", "sketched_lanczos")  # scores whose logarithm is taken
+_SMALLEST = 1e-30  # of a square, before its logarithm is taken
 
 
 def names(posterior: Any) -> tuple[str, ...]:
     """Return the names of the statistics of a posterior."""
     first = (CONFIDENCE,) if posterior.likelihood.has_probabilities and posterior.n_samples else ()
     own = posterior._membership
-    last = () if own is None else (f"log {own}",)
+    last = () if own is None else (f"log {own}" if own in _SQUARES else own,)
     return (*first, *(f"neighbour {k}" for k in NEIGHBOURS), *last)
 
 
@@ -37,11 +38,10 @@ def statistics(posterior: Any, x: Any, prediction: Prediction | None, mask: Mask
         columns.append(score(prediction, likelihood, CONFIDENCE))
     seen = FeatureReader(posterior._network, familiar.layer)(x)
     columns += list(familiar.distances(seen.features).T)
-    if own in SCORES:
-        assert prediction is not None
-        columns.append(score(prediction, likelihood, own).double().clamp_min(_SMALLEST).log())
-    elif own is not None:
-        columns.append(posterior.ood_score(x, own).double().clamp_min(_SMALLEST).log())
+    if own is not None:
+        shared = prediction is not None and own in SCORES
+        last = score(prediction, likelihood, own) if shared else posterior.ood_score(x, own)  # type: ignore[arg-type]
+        columns.append(last.double().clamp_min(_SMALLEST).log() if own in _SQUARES else last)
     return torch.stack([column.double() for column in columns], dim=1)
 
 
