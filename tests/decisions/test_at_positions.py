@@ -153,6 +153,16 @@ def test_batches_of_different_lengths() -> None:
     assert torch.equal(posterior.p_value(x), torch.cat([posterior.p_value(part) for part in x]))
 
 
+@pytest.mark.parametrize("size", [1, 7, 50])
+def test_the_size_of_batches_does_not_matter(size: int) -> None:
+    x, y = sentences(120, 1)
+    whole = fitted_tagger().calibrate(x, y).calibration
+    found = fitted_tagger().calibrate(batched(x, y, size)).calibration
+    assert found.strangers == whole.strangers
+    for name in ("scores", "errors", "position_scores"):
+        assert torch.allclose(getattr(found, name), getattr(whole, name), atol=1e-9), name
+
+
 def test_a_mapping_with_labels_brings_its_targets() -> None:
     x, y = sentences(120, 1)
     one, other = fitted_tagger().calibrate({**x, "labels": y}), fitted_tagger().calibrate(x, y)
@@ -178,7 +188,7 @@ def test_a_mask_of_ones_own(calibrated: Any) -> None:
 def test_calibrate_takes_a_function_for_a_mask_and_no_array() -> None:
     x, y = sentences(120, 1)
     posterior = fitted_tagger()
-    with pytest.raises(SettingsError, match="mask is a function of the inputs, or 'all'"):
+    with pytest.raises(SettingsError, match="mask is a function of the inputs, mask=lambda"):
         posterior.calibrate(x, y, mask=x["attention_mask"])
     plain = posterior.calibrate(x, y).p_value(x)
     same = posterior.calibrate(x, y, mask=lambda inputs: inputs["attention_mask"]).p_value(x)
@@ -263,6 +273,21 @@ def test_intervals_of_sequences_leave_padding_out_of_the_errors() -> None:
     lower, upper = posterior.predict_interval(x, 0.1)
     assert lower.shape == (120, T, 1)
     assert (lower < upper).all()
+
+
+def test_binary_images_have_a_set_of_no_and_yes_for_each_pixel() -> None:
+    x, _ = segmented(85, 1)
+    y = (x > 0.5).long()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.Conv2d(16, 1, 1)).double()
+    posterior = nb.LossProjectedPosterior(model, "binary", prior_precision=1.0).fit(x[:5], y[:5], 4, progress=False)
+    found = posterior.calibrate(x[5:], y[5:]).predict_set(x, 0.2)
+    limit = torch.sort(posterior.calibration.errors).values[math.ceil(0.8 * 41) - 1]
+    probs = posterior.predict(x).probs
+    assert torch.equal(found, torch.stack([1 - probs, probs], -1) >= -limit * (1 - 1e-6))
+    flat = posterior.calibrate(x[5:], y[5:, 0]).predict_set(x, 0.2)
+    assert torch.equal(flat, found)
 
 
 def test_several_labels_at_each_position() -> None:

@@ -12,26 +12,32 @@ import pytest
 import torch
 
 import nullbayes as nb
-from nullbayes import baselines
+from nullbayes import baselines, predictive
 from nullbayes.errors import FileError, NotFittedError, SettingsError
-from support.method_table import BASELINES, METHODS, PROJECTED, Method, each_method
+from support.method_table import BASELINES, PROJECTED, SCORES, Method, each_method
 from support.models import CLASSIFICATION, MLP
 from support.posterior_files import rewritten
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 HELD, NEW = CLASSIFICATION.data(n=100, seed=3), CLASSIFICATION.data(n=40, seed=4)[0]
-OWN = {
-    "MAP": "max_probability",
-    "SCOD": "scod",
-    "LocalEnsemble": "local_ensemble",
-    "SketchedLanczos": "sketched_lanczos",
-}
+SQUARES = ("max_variance", "scod", "local_ensemble", "sketched_lanczos")
 
 
 @pytest.fixture(autouse=True)
 def _needs_curvlinops(request: pytest.FixtureRequest) -> None:
     if "method" in request.fixturenames and request.getfixturevalue("method").kind is baselines.KroneckerLaplace:
         pytest.importorskip("curvlinops")
+
+
+def default_kind(method: Method) -> str:
+    """What a method is calibrated by: the combined score, or the first of its own."""
+    return "combined" if method.scores == SCORES else method.scores[0]
+
+
+def own_score(method: Method) -> str | None:
+    if method.scores[0] not in predictive.SCORES:
+        return method.scores[0]
+    return "max_variance" if "max_variance" in method.scores else None
 
 
 def calibrated(method: Method, **how: Any) -> Any:
@@ -41,7 +47,7 @@ def calibrated(method: Method, **how: Any) -> Any:
 @each_method
 def test_every_method_decides(method: Method) -> None:
     posterior = calibrated(method)
-    kind = OWN.get(method.name, "combined")
+    kind = default_kind(method)
     found = posterior.calibration
     assert found.kind == kind
     assert len(found.scores) == (50 if kind == "combined" else 100)
@@ -71,10 +77,11 @@ def test_every_method_has_label_sets_or_says_why_not(method: Method) -> None:
 def test_every_method_can_be_calibrated_by_the_combined_score(method: Method) -> None:
     posterior = calibrated(method, kind="combined")
     found = posterior.calibration
-    own = None if method.name == "MAP" else f"log {OWN.get(method.name, 'max_variance')}"
+    own = own_score(method)
+    last = () if own is None else (f"log {own}" if own in SQUARES else own,)
     confidence = ("energy",) if method.samples else ()
     distances = ("neighbour 1", "neighbour 10", "neighbour 50")
-    assert found.statistics == (*confidence, *distances, *(() if own is None else (own,)))
+    assert found.statistics == (*confidence, *distances, *last)
     assert len(posterior.p_value(NEW).unique()) > 5
 
 
@@ -178,8 +185,3 @@ def test_statistics_of_another_method_are_refused(tmp_path: Path) -> None:
     rewritten(path, header(statistics=["energy", "neighbour 1", "neighbour 10", "neighbour 50", "log scod"]))
     with pytest.raises(NotFittedError, match="other statistics than ProjectedPosterior: calibrate it again"):
         nb.load(path, MLP.build()).p_value(NEW)
-
-
-def test_the_table_of_methods_is_complete() -> None:
-    """A new method with a score of its own belongs into the table above."""
-    assert set(OWN) == {m.name for m in METHODS if m.fit()._calibrated_kind != "combined"}

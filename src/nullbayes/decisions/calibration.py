@@ -17,7 +17,7 @@ from nullbayes.errors import FileError
 _TENSORS = ("scores", "errors", "position_scores")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Calibration:
     """What ``posterior.calibrate`` found; prints as a short table.
 
@@ -51,7 +51,7 @@ class Calibration:
     >>> generator = torch.Generator().manual_seed(0)
     >>> x = torch.randn(300, 4, generator=generator)
     >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.eye(4)[:, :3]})
-    >>> posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:100], x[:100, :3].argmax(1))
+    >>> posterior = nb.baselines.DiagonalLaplace(model).fit(x[:100], x[:100, :3].argmax(1))
     >>> posterior = posterior.calibrate(x[100:], x[100:, :3].argmax(1))
     >>> posterior.calibration.kind, posterior.calibration.n_learned, len(posterior.calibration.scores)
     ('combined', 100, 100)

@@ -36,11 +36,13 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
     ----------
     loader, targets : iterable of batches, or inputs and targets
         Data that the network was not trained on, like those that it will see, in any order. A thousand examples are
-        plenty; 40 are the least. Inputs alone, ``calibrate(x)``, are enough for :meth:`p_value` and :meth:`is_ood`.
+        plenty; 40 are the least. Inputs alone, ``calibrate(x)`` with a tensor, an array or a mapping, are enough for
+        :meth:`p_value` and :meth:`is_ood`.
     kind : str, optional
-        The score to calibrate, such as "mutual_information"; by default "combined".
+        The score to calibrate, such as "mutual_information". By default it is "combined", and the own score of methods
+        that have one.
     mask : callable or "all", optional
-        As for :meth:`predict`.
+        As for :meth:`predict`, without arrays.
 
     Returns
     -------
@@ -50,20 +52,42 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
     Raises
     ------
     DataError
-        If there are too few examples, or if some of them are training data.
+        If there are too few examples, or if more than one in a hundred of them are training data.
 
     Notes
     -----
+    Guarantees hold for inputs that are drawn like the held-out data. Data that have chosen the network, such as those
+    of early stopping, are not quite new to it, so others are better.
+
     One half of the data, at most 1,000 examples, is used to learn the combined score: it tells these examples from
     artificial strangers made of them, by a sum of standardized statistics (generalized entropy and energy, distances to
     the features of training examples, logarithm of the posterior's variance) with weights that are not negative. The
     other examples are ranked by that score, and the rank of a new input among them is its p-value.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> x = torch.randn(500, 4, generator=generator)
+    >>> y = x[:, :3].argmax(1)
+    >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.eye(4)[:, :3]})
+    >>> posterior = nb.baselines.DiagonalLaplace(model).fit(x[:100], y[:100])
+    >>> posterior = posterior.calibrate(x[100:], y[100:])
+    >>> new = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 90.0]])
+    >>> posterior.is_ood(new, alpha=0.05)
+    tensor([False,  True])
+    >>> posterior.predict_set(new[:1], alpha=0.1).shape
+    torch.Size([1, 3])
     """
     posterior: Any = self
     posterior._check_fitted()
     kind = posterior._calibrated_kind if kind is None else kind
     if is_array(mask):
-        msg = "Here mask is a function of the inputs, or 'all': held-out data come in any order."
+        msg = (
+            'For calibrate, mask is a function of the inputs, mask=lambda inputs: ..., or "all": held-out data may '
+            "come in any order."
+        )
         raise SettingsError(msg)
     if kind == COMBINED and posterior._familiar is None:
         msg = "Nothing is known of the features of the training data: fit again, or name another kind of score."
@@ -169,7 +193,8 @@ def predict_set(self: Any, x: Any, alpha: float = 0.1, *, mask: Mask = None) -> 
     Tensor (N, C) of bool
         True for the labels in the set. An empty set means that no label is plausible. "binary" has two columns, no and
         yes. For "multilabel" the set holds all labels that apply, with that probability. Outputs with positions have a
-        set for each, in the shape of the probabilities, and the guarantee is for a random position.
+        set for each, in the shape of the probabilities ("binary": with no and yes in a last dimension more), and the
+        guarantee is for a random position.
     """
     self._check_fitted()
     answers.check_labels(self._likelihood)

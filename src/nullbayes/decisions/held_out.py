@@ -80,7 +80,7 @@ def pieces(posterior: Any, loader: Any, targets: Any) -> Iterator[tuple[Any, Ten
 
 def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, mask: Mask) -> HeldOut:
     """Read the held-out data once: statistics or scores, errors, and inputs to make strangers of."""
-    split, generator = torch.Generator().manual_seed(0), torch.Generator().manual_seed(2)
+    split, of_errors, of_scores = (torch.Generator().manual_seed(seed) for seed in (0, 2, 3))
     columns, errors, positions, keys, pool, overlap = [], [], [], [], _Pool(_PER_KIND), 0
     repeated = 0.0 if posterior._familiar is None else posterior._familiar.repeated
     for x, y in data:
@@ -103,8 +103,8 @@ def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, m
         else:
             columns.append(posterior.ood_score(x, kind, mask=mask).double().cpu()[:, None])
         keys.append(drawn)
-        errors.append(_errors_of(posterior, prediction, y, generator))
-        positions.append(_position_scores(posterior, prediction, kind, generator))
+        errors.append(_errors_of(posterior, prediction, y, of_errors))
+        positions.append(_position_scores(posterior, prediction, kind, of_scores))
     count = sum(map(len, keys))
     if repeated > _OVERLAP:
         _check_repeated(posterior, count, overlap, repeated)

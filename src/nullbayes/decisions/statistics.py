@@ -37,11 +37,10 @@ def statistics(posterior: Any, x: Any, prediction: Prediction | None, mask: Mask
         columns += [score(prediction, likelihood, kind) for kind in CONFIDENCE]
     seen = FeatureReader(posterior._network, familiar.layer)(x)
     columns += list(familiar.distances(seen.features).T)
-    if own in SCORES:
-        assert prediction is not None
-        columns.append(score(prediction, likelihood, own).double().clamp_min(_SMALLEST).log())
-    elif own is not None:
-        columns.append(posterior.ood_score(x, own).double().clamp_min(_SMALLEST).log())
+    if own is not None:
+        shared = prediction is not None and own in SCORES
+        last = score(prediction, likelihood, own) if shared else posterior.ood_score(x, own)  # type: ignore[arg-type]
+        columns.append(last.double().clamp_min(_SMALLEST).log())
     return torch.stack([column.double() for column in columns], dim=1)
 
 
