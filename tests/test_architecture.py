@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "posteriors": _BELOW_POSTERIORS,
     "baselines": (_BELOW_POSTERIORS - {"hashing", "io", "projectors"}) | {"posteriors"},
     "detectors": {"baselines", "errors", "jacobian", "likelihoods", "linalg", "precision", "predictive"},
-    "evaluation": {"errors", "jacobian", "likelihoods", "metrics", "posteriors", "predictive"},
+    "evaluation": {"decisions", "errors", "jacobian", "likelihoods", "metrics", "posteriors", "predictive"},
     ROOT: (_BELOW_POSTERIORS | {"baselines", "detectors", "evaluation", "metrics", "posteriors"})
     - {"hashing", "io", "limits", "precision", "priors"},
     "demo": {ROOT},

@@ -36,7 +36,8 @@ def test_unseen_digits_are_neither_trained_nor_tested_on() -> None:
 def test_projected_posterior_keeps_the_accuracy_and_beats_the_network_on_unseen_digits(lines: list[demo.Line]) -> None:
     network, projected, loss_projected = lines
     assert projected.accuracy == pytest.approx(network.accuracy, abs=0.01)
-    assert projected.auroc_logits > network.auroc_probs
+    assert projected.auroc_calibrated > network.auroc
+    assert projected.flagged > network.flagged
     assert projected.train_std is not None
     assert loss_projected.train_std is not None
     assert projected.train_std < 0.1
@@ -47,19 +48,32 @@ def test_projected_posterior_keeps_the_accuracy_and_beats_the_network_on_unseen_
     assert 0 < projected.kernel_dimension < loss_projected.kernel_dimension
 
 
+def test_no_line_is_below_chance_and_known_digits_are_seldom_flagged(lines: list[demo.Line]) -> None:
+    for line in lines:
+        assert min(line.auroc, line.auroc_calibrated) > 0.6
+        assert line.false_alarms < 0.12  # 5 %, and the error of two samples of 240 images
+        assert line.flagged > 3 * line.false_alarms
+        assert [len(p) for p in line.p_values] == [len(scores) for scores in line.scores]
+
+
+def test_the_decision_counts_what_is_flagged(lines: list[demo.Line]) -> None:
+    known, unseen = (int((p <= 0.05).sum()) for p in lines[1].p_values)
+    assert f"{unseen} of 354 unseen digits are flagged, and {known} of 241 known ones" in cli._decision(lines, 0.05)
+
+
 def test_table_fits_a_terminal_and_holds_every_line(lines: list[demo.Line]) -> None:
     table = cli._table(lines)
     assert all(line.name in table for line in lines)
     assert max(len(row) for row in table.splitlines()) <= 80
 
 
-def test_picture_shows_uncertainty_between_the_data(lines: list[demo.Line], tmp_path: Path) -> None:
+def test_picture_shows_uncertainty_between_the_data(lines: list[demo.Line], digits: Digits, tmp_path: Path) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         toy = demo.toy_regression()
     inside = toy.std[(toy.grid.abs() > 0.5) & (toy.grid.abs() < 0.9)]
     assert toy.std[toy.grid.abs() < 0.1].min() > 2 * inside.max()
-    demo.draw(toy, lines, tmp_path / "demo.png")
+    demo.draw(toy, lines, digits, tmp_path / "demo.png")
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 

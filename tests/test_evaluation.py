@@ -163,7 +163,10 @@ def test_scores_are_kept_on_the_cpu(evaluation: Evaluation, projected: Any) -> N
 
 def test_every_score_of_a_method_has_a_row(projected: Any, ensemble: Any) -> None:
     found = nb.evaluate({"p": projected, "e": ensemble}, (X, Y), STRANGERS, scores="all")
-    assert [row.name for row in found.rows] == [*(f"p: {kind}" for kind in SCORES), "e: local_ensemble"]
+    assert [row.name for row in found.rows] == [
+        *(f"p: {kind}" for kind in (*SCORES, "relative_variance")),
+        "e: local_ensemble",
+    ]
     for row in found.rows:
         check_detection(row, projected if row.name.startswith("p") else ensemble, row.score, X, STRANGERS)
 
@@ -181,7 +184,7 @@ def test_scores_that_need_probabilities_are_left_out_of_a_regression() -> None:
     posterior = fitted(nb.ProjectedPosterior, REGRESSION)
     y = torch.zeros(N, REGRESSION.outputs, dtype=torch.float64)
     found = nb.evaluate([posterior], (X, y), STRANGERS, scores="all")
-    assert [row.score for row in found.rows] == ["max_variance", "sum_variance"]
+    assert [row.score for row in found.rows] == ["max_variance", "sum_variance", "relative_variance"]
 
 
 def test_one_score_is_for_all_methods_but_those_with_their_own(projected: Any, network: Any) -> None:

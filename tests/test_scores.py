@@ -118,11 +118,11 @@ def test_large_logits_do_not_overflow() -> None:
             assert torch.isfinite(score(outputs, likelihood, kind)).all(), (likelihood.name, kind)
 
 
-def test_a_temperature_changes_the_scores_of_probabilities_only() -> None:
+def test_a_temperature_changes_no_score_of_the_mean_outputs() -> None:
     outputs = draw(6, 5)
     for kind in OF_MEAN:
         warm, plain = (score(outputs, Classification(temperature=t), kind) for t in (4.0, 1.0))
-        assert torch.equal(warm, plain) == (kind in ("energy", "max_logit")), kind
+        assert torch.equal(warm, plain) == (kind in ("energy", "max_logit", "generalized_entropy")), kind
 
 
 # --- positions --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from nullbayes.posteriors import SamplePosterior
 
 KNOWN = 8  # the digits 0 to 7 are learned, 8 and 9 are not
 ALPHA = 0.05  # the share of known images that may be flagged
@@ -119,7 +118,7 @@ def halves(digits: Digits) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]
     return (digits.x_test[:n], digits.y_test[:n]), (digits.x_test[n:], digits.y_test[n:])
 
 
-def _line(name: str, method: SamplePosterior, digits: Digits) -> Line:
+def _line(name: str, method: Any, digits: Digits) -> Line:
     held_out, (x, y) = halves(digits)
     inputs = (x, digits.x_unseen)
     probs = method.predict(x).probs
@@ -222,6 +221,6 @@ def _draw_images(figure: Any, line: Line, digits: Digits) -> None:
     for part, (title, chosen) in zip(figure.subfigures(2, 1), rows, strict=True):
         part.suptitle(title, fontsize=11)
         for axis, number in zip(part.subplots(1, SHOWN), chosen.tolist(), strict=True):
-            axis.imshow(images[number], cmap="gray_r", vmin=0, vmax=1)
+            axis.imshow(images[number].numpy(), cmap="gray_r", vmin=0, vmax=1)
             axis.set_title(f"p = {p_values[number]:.3f}", fontsize=9)
             axis.set_axis_off()

@@ -44,7 +44,8 @@ def test_one_half_is_learned_from_and_the_other_ranked(posterior: Any) -> None:
     found = posterior.calibrate(*held(101)).calibration
     assert (found.n_learned, len(found.scores), len(found.errors)) == (50, 51, 51)
     assert found.kind == "combined"
-    assert found.statistics == ("energy", "neighbour 1", "neighbour 10", "neighbour 50", "log max_variance")
+    distances = ("neighbour 1", "neighbour 10", "neighbour 50")
+    assert found.statistics == ("generalized_entropy", "energy", *distances, "log max_variance")
     assert sum(found.weights.values()) == pytest.approx(1.0)
     assert "ranked" in str(found)
     assert "51 held-out examples" in str(found)
@@ -100,7 +101,10 @@ def test_the_combined_score_is_the_default_after_calibrate(posterior: Any) -> No
     posterior.calibrate(*held())
     assert torch.equal(posterior.ood_score(X_NEW), posterior.ood_score(X_NEW, "combined"))
     with pytest.raises(SettingsError, match='"combined" is of whole inputs: for positions name another'):
-        posterior.ood_score(X_NEW, per="position")
+        posterior.ood_score(X_NEW, "combined", per="position")
+    with pytest.raises(SettingsError, match=r'"combined" is that of the calibration.*leave pred_type out'):
+        posterior.ood_score(X_NEW, pred_type="sampled")
+    assert torch.equal(posterior.ood_score(X_NEW, per="position"), before)  # which has one position per input
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

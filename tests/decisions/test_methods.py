@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import nullbayes as nb
-from nullbayes import baselines, predictive
+from nullbayes import baselines
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from support.method_table import BASELINES, PROJECTED, SCORES, Method, each_method
 from support.models import CLASSIFICATION, MLP
@@ -20,7 +20,6 @@ from support.posterior_files import rewritten
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 HELD, NEW = CLASSIFICATION.data(n=100, seed=3), CLASSIFICATION.data(n=40, seed=4)[0]
-SQUARES = ("max_variance", "scod", "local_ensemble", "sketched_lanczos")
 
 
 @pytest.fixture(autouse=True)
@@ -35,9 +34,8 @@ def default_kind(method: Method) -> str:
 
 
 def own_score(method: Method) -> str | None:
-    if method.scores[0] not in predictive.SCORES:
-        return method.scores[0]
-    return "max_variance" if "max_variance" in method.scores else None
+    """The statistic that is the method's own: a variance, or the score of a method that is nothing else."""
+    return "max_variance" if "max_variance" in method.scores else None if method.samples else method.scores[0]
 
 
 def calibrated(method: Method, **how: Any) -> Any:
@@ -78,8 +76,8 @@ def test_every_method_can_be_calibrated_by_the_combined_score(method: Method) ->
     posterior = calibrated(method, kind="combined")
     found = posterior.calibration
     own = own_score(method)
-    last = () if own is None else (f"log {own}" if own in SQUARES else own,)
-    confidence = ("energy",) if method.samples else ()
+    last = () if own is None else (f"log {own}",)
+    confidence = ("generalized_entropy", "energy") if method.samples else ()
     distances = ("neighbour 1", "neighbour 10", "neighbour 50")
     assert found.statistics == (*confidence, *distances, *last)
     assert len(posterior.p_value(NEW).unique()) > 5
@@ -182,6 +180,9 @@ def test_an_altered_calibration_is_refused(name: str, tmp_path: Path) -> None:
 def test_statistics_of_another_method_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "posterior.safetensors"
     calibrated(PROJECTED[0]).save(path)
-    rewritten(path, header(statistics=["energy", "neighbour 1", "neighbour 10", "neighbour 50", "log scod"]))
+    rewritten(
+        path,
+        header(statistics=["generalized_entropy", "energy", "neighbour 1", "neighbour 10", "neighbour 50", "log scod"]),
+    )
     with pytest.raises(NotFittedError, match="other statistics than ProjectedPosterior: calibrate it again"):
         nb.load(path, MLP.build()).p_value(NEW)

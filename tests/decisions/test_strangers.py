@@ -142,11 +142,29 @@ def test_exchanged_features_keep_the_distribution_of_each_feature() -> None:
     found = made(x)["features"]
     assert len(found) == 400
     assert torch.equal(found.sort(0).values, x.sort(0).values)
+
+
+def test_half_of_the_tokens_are_exchanged() -> None:
+    x = torch.arange(400 * 5).view(400, 5)  # which tells where each comes from
     half = made(x)["half_features"]
-    assert 0.9 * 400 < len(half) < 400  # one in 32 keeps all of its features
+    assert 0.9 * 400 < len(half) < 400  # one in 32 keeps all of its tokens
     kept = [int((x == row).sum(1).max()) for row in half]
     assert 2.0 < sum(kept) / len(kept) < 3.0
     assert all(bool(torch.isin(half[:, j], x[:, j]).all()) for j in range(5))
+
+
+def test_images_are_cut_turned_and_stirred() -> None:
+    x = images(height=9, width=9)
+    found = made(x)
+    assert torch.equal(found["flip"], x.flip(2))
+    assert torch.equal(found["turn"].transpose(2, 3).flip(3), x)
+    assert torch.equal(found["pixels"].flatten(2).sort(2).values, x.flatten(2).sort(2).values)
+    order = found["pixels"][0, 0].flatten()[:, None] == x[0, 0].flatten()  # the same for all images and channels
+    assert torch.equal(found["pixels"].flatten(2), x.flatten(2)[..., order.double().argmax(1)])
+    upper, lower = found["lower_halves"][:, :, :4], found["lower_halves"][:, :, 4:]
+    assert torch.equal(upper, x[:, :, :4])
+    assert all(any(torch.equal(part, other) for other in x[:, :, 4:]) for part in lower)
+    assert not torch.equal(lower, x[:, :, 4:])
 
 
 def test_halves_are_those_of_two_examples() -> None:

@@ -12,19 +12,25 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes.baselines.fitting import Fitted, Learn, draw, run_fit
-from nullbayes.baselines.method import BaselineReport, FitOptions, LikelihoodLike, Method, Question, rows_at
+from nullbayes.baselines.method import (
+    REPORT_FIELDS,
+    BaselineReport,
+    FitOptions,
+    LikelihoodLike,
+    Method,
+    Question,
+    rows_at,
+)
 from nullbayes.baselines.tuning import best_by_evidence, best_by_likelihood, check_how, check_prior
-from nullbayes.decisions.deciding import COMBINED, combined_score, scored_kind
-from nullbayes.decisions.familiar import remember
 from nullbayes.errors import FileError, NotFittedError, SettingsError
-from nullbayes.jacobian.batches import BatchFn, is_array
+from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.header import Fields, count
-from nullbayes.posteriors.measured import REPORT
+from nullbayes.posteriors.scoring import COMBINED, Scoring
 from nullbayes.precision import full_precision
-from nullbayes.predictive import SCORES, Mask, Prediction, default_link, joined, stream
+from nullbayes.predictive import SCORES, Mask, Prediction, default_link, joined, scores_of
 
 
 class Baseline(SamplePosterior):
@@ -56,9 +62,7 @@ class Baseline(SamplePosterior):
     """
 
     _header_fields: ClassVar[Fields] = {"seed": count, "settings": lambda value: isinstance(value, dict)}
-    _report_fields: ClassVar[Fields] = {
-        name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")
-    }
+    _report_fields: ClassVar[Fields] = REPORT_FIELDS
 
     @property
     @abstractmethod
@@ -134,7 +138,7 @@ class Baseline(SamplePosterior):
         fitted, rows, directions = run_fit(self, self._method, learn, data, choose_parameters=choose, **options)
         self._network, self._likelihood = rows.network, rows.likelihood
         self._directions, self._fitted = directions, fitted
-        self._familiar = remember(rows.network, rows.examples)
+        self._remember(rows)
         return self
 
     def _need_fit(self) -> Fitted:
@@ -175,22 +179,18 @@ class Baseline(SamplePosterior):
         return state
 
     @property
-    def scores(self) -> tuple[str, ...]:
-        """The kinds of scores that :meth:`ood_score` takes; "combined" needs :meth:`calibrate` first."""
-        return (*self._method.scores, COMBINED)
+    def _scoring(self) -> Scoring:
+        """Which scores there are.
 
-    @property
-    def _membership(self) -> str | None:  # type: ignore[override]
-        """The variance of methods with samples, the score of those that are nothing else, and none of the others."""
-        own = None if self.n_samples else self._method.own_score
-        return "max_variance" if "max_variance" in self._method.scores else own
-
-    @property
-    def _calibrated_kind(self) -> str:  # type: ignore[override]
-        """The combined score for methods with samples; the method's own score for the others, where it applies."""
-        default = self._method.default_score(self._likelihood)
-        applies = default == self._method.own_score or self._likelihood.has_probabilities
-        return default if self._method.scores is not SCORES and applies else COMBINED
+        The combined score is calibrated by default for methods with samples that vary, their own for the others. It
+        weighs the variance of the samples, or the score of a method that has none.
+        """
+        method, default = self._method, self._method.default_score(self._likelihood)
+        own = {} if method.own_score is None else {method.own_score: self._own_scores}
+        membership = "max_variance" if "max_variance" in method.scores else None if self._fewest else method.own_score
+        applies = default in own or default in scores_of(self._likelihood)
+        calibrated = default if method.scores is not SCORES and applies else COMBINED
+        return Scoring(default, method.scores, own, membership, calibrated)
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
@@ -235,34 +235,6 @@ class Baseline(SamplePosterior):
         return self._method.predict(self._need_fit().state, question)
 
     __call__ = predict
-
-    def ood_score(
-        self,
-        x: Any,
-        kind: str | None = None,
-        *,
-        per: str = "input",
-        mask: Mask = None,
-        pred_type: str | None = None,
-    ) -> Tensor:  # (N,) or (N, ...)
-        """Return a score per input, which is higher for inputs unlike the training data.
-
-        ``kind`` is one of the scores of the method, by default the calibrated one, or its own where it has one: see the
-        class. The rest is as for :meth:`ProjectedPosterior.ood_score`.
-        """
-        kinds = self.scores
-        kind = scored_kind(self, kind, self._method.default_score(self._likelihood))
-        if kind not in kinds:
-            msg = f"kind must be one of {', '.join(kinds)} for {type(self).__name__}, not {kind!r}."
-            raise SettingsError(msg)
-        if kind == COMBINED:
-            return combined_score(self, x, per, mask)
-        if kind == self._method.own_score:
-            return self._own_scores(x, per, mask)
-        whole = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
-        pieces = [x] if whole else stream(x, self._network, self._batch_fn, self.n_samples)
-        predicted = (self.predict(piece, pred_type=pred_type, mask=mask) for piece in pieces)
-        return torch.cat([self._scored(prediction, kind, per, mask) for prediction in predicted])
 
     @full_precision()
     def _own_scores(self, x: Any, per: str, mask: Mask) -> Tensor:  # (N,)

@@ -19,11 +19,13 @@ from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.products import output_rows
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.rows import Rows
+from nullbayes.posteriors.measured import REPORT
 from nullbayes.predictive import SCORES, Mask, Prediction, default_score, predict, stream
 
 State = TypeVar("State")
 LikelihoodLike = str | Likelihood | LossFn
 _ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of rows at new inputs, at a time
+REPORT_FIELDS = {name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")}  # in a file
 _COPIES = 3  # of the vectors of a budget, while they are found
 
 

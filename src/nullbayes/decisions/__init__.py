@@ -7,3 +7,16 @@
 ``calibration`` what `calibrate` finds, as one value
 ``deciding``    the methods of a posterior: calibrate, p_value, is_ood, predict_set, predict_interval
 """
+
+from nullbayes.decisions.calibration import Calibration as Calibration
+from nullbayes.decisions.deciding import COMBINED as COMBINED
+from nullbayes.decisions.deciding import calibrate as calibrate
+from nullbayes.decisions.deciding import calibration_of as calibration_of
+from nullbayes.decisions.deciding import combined_score as combined_score
+from nullbayes.decisions.deciding import is_ood as is_ood
+from nullbayes.decisions.deciding import need_calibration as need_calibration
+from nullbayes.decisions.deciding import p_value as p_value
+from nullbayes.decisions.deciding import predict_interval as predict_interval
+from nullbayes.decisions.deciding import predict_set as predict_set
+from nullbayes.decisions.familiar import Familiar as Familiar
+from nullbayes.decisions.familiar import remember as remember

@@ -82,7 +82,7 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
     """
     posterior: Any = self
     posterior._check_fitted()
-    kind = posterior._calibrated_kind if kind is None else kind
+    kind = posterior._scoring.calibrated if kind is None else kind
     if is_array(mask):
         msg = (
             'For calibrate, mask is a function of the inputs, mask=lambda inputs: ..., or "all": held-out data may '
@@ -118,7 +118,7 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
     return self
 
 
-def calibration(self: Any) -> Calibration | None:
+def calibration_of(self: Any) -> Calibration | None:
     """What :meth:`calibrate` found; None before."""
     found: Calibration | None = self._calibration
     return found
@@ -223,13 +223,6 @@ def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Ten
     answers.check_numbers(self._likelihood)
     limit = beyond_rounding(quantile(*_errors(self, alpha)))
     return answers.interval(self.predict(x), limit.to(self._network.device))
-
-
-def scored_kind(posterior: Any, kind: str | None, default: str) -> str:
-    """Return the kind of score that was asked for; the calibrated one, or the default before, if none was."""
-    if kind is not None:
-        return kind
-    return default if posterior._calibration is None else need_calibration(posterior).kind
 
 
 @full_precision()

@@ -21,7 +21,7 @@ _SMALLEST = 1e-30  # of a variance, before its logarithm is taken
 def names(posterior: Any) -> tuple[str, ...]:
     """Return the names of the statistics of a posterior."""
     first = CONFIDENCE if posterior.likelihood.has_probabilities and posterior.n_samples else ()
-    own = posterior._membership
+    own = posterior._scoring.membership
     last = () if own is None else (f"log {own}",)
     return (*first, *(f"neighbour {k}" for k in NEIGHBOURS), *last)
 
@@ -31,7 +31,7 @@ def statistics(posterior: Any, x: Any, prediction: Prediction | None, mask: Mask
 
     ``prediction`` is that of the posterior, or None for a method that is only a score.
     """
-    familiar, own, likelihood = posterior._familiar, posterior._membership, posterior.likelihood
+    familiar, own, likelihood = posterior._familiar, posterior._scoring.membership, posterior.likelihood
     columns = []
     if prediction is not None and likelihood.has_probabilities:
         columns += [score(prediction, likelihood, kind) for kind in CONFIDENCE]

@@ -23,10 +23,10 @@ class Weights:
     scale: tuple[float, ...]
 
     def __call__(self, statistics: Tensor) -> Tensor:  # (n, k) -> (n,)
-        """Return one score per input; a statistic that is not finite means a very strange input, if it has a weight."""
+        """Return one score per input; an input with a statistic that is not finite is very strange."""
         mean, scale, weights = (statistics.new_tensor(part) for part in (self.mean, self.scale, self.weights))
-        standardized = ((statistics - mean) / scale).nan_to_num(_LARGEST, _LARGEST, _LARGEST)
-        return standardized @ weights
+        broken = ~torch.isfinite(statistics).all(1)
+        return (((statistics - mean) / scale).nan_to_num() @ weights).masked_fill(broken, _LARGEST)
 
 
 def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor]) -> Weights:

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nullbayes.decisions import COMBINED
 from nullbayes.errors import DataError, LikelihoodError, SettingsError
 from nullbayes.jacobian.batches import is_array
 from nullbayes.jacobian.loaders import as_loader, check_order
 from nullbayes.likelihoods import Likelihood
-from nullbayes.predictive import SCORES, default_score
-from nullbayes.predictive.scores import WITHOUT_PROBABILITIES
+from nullbayes.predictive import SCORES
 
 ALL = "all"
 CALIBRATED = "calibrated"  # the score that a calibrated method decides by
@@ -39,8 +39,7 @@ class Entry:
 
     def from_prediction(self, kind: str | None) -> bool:
         """Return whether a score is computed from the prediction for an input."""
-        own = getattr(getattr(self.method, "_method", None), "own_score", None)
-        return self.predicts and kind in SCORES and kind != own
+        return self.predicts and kind in SCORES and kind not in self.method._scoring.own
 
 
 def read_methods(methods: Any, scores: str | None) -> list[Entry]:
@@ -95,11 +94,7 @@ def read_strangers(strangers: Any) -> dict[str, Any]:
 
 def scores_of(method: Any) -> tuple[str, ...]:
     """Return the names of the scores of a method that its likelihood allows."""
-    rule = getattr(method, "_method", None)
-    kinds: tuple[str, ...] = SCORES if rule is None else rule.scores
-    if method.likelihood.has_probabilities:
-        return kinds
-    return tuple(kind for kind in kinds if kind not in SCORES or kind in WITHOUT_PROBABILITIES)
+    return tuple(kind for kind in method.scores if kind != COMBINED)
 
 
 def _named(methods: Any) -> Iterator[tuple[str, Any]]:
@@ -132,8 +127,7 @@ def _kinds(name: str, method: Any, asked: str | None, for_all: bool) -> dict[str
     if asked is None and calibrated:
         return {name: None}
     if asked is None:
-        rule = getattr(method, "_method", None)
-        asked = default_score(method.likelihood) if rule is None else rule.default_score(method.likelihood)
+        asked = method._scoring.default
     if asked not in known:
         have = f"it has {', '.join(known)}" if known else f"none fits a {method.likelihood.name} likelihood"
         repair = "choose one of them for it, name: (method, score)" if for_all and known else "choose one of them"

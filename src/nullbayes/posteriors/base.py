@@ -7,22 +7,20 @@ precision can change at no cost. A method provides the directions; nothing here 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from nullbayes.decisions import deciding
-from nullbayes.decisions.calibration import Calibration
-from nullbayes.decisions.familiar import Familiar
+from nullbayes import decisions
 from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
-from nullbayes.posteriors import files, predictions, scale
+from nullbayes.posteriors import files, predictions, scale, scoring
 from nullbayes.posteriors.arguments import check_precision, positive, whole
 from nullbayes.posteriors.header import Fields
-from nullbayes.predictive import Mask, Prediction, default_link, score, scores_of, warn_of_padding
+from nullbayes.predictive import default_link, default_score
 
 
 class SamplePosterior(ABC):
@@ -38,11 +36,8 @@ class SamplePosterior(ABC):
     _link = default_link("linearized")
     _header_fields: ClassVar[Fields] = {}  # that a class adds to the header of its file, with their tests
     _report_fields: ClassVar[Fields] = {}  # of "report" in the header
-    _familiar: Familiar | None = None  # what a fit remembers of the training data
-    _calibration: Calibration | None = None
-    _special_scores: ClassVar[Mapping[str, Callable[..., Tensor]]] = {deciding.COMBINED: deciding.combined_score}
-    _membership: str | None = "max_variance"  # the score that a combined one takes the logarithm of
-    _calibrated_kind = deciding.COMBINED  # the score that `calibrate` calibrates by default
+    _familiar: decisions.Familiar | None = None  # what a fit remembers of the training data
+    _calibration: decisions.Calibration | None = None
 
     def __init__(
         self,
@@ -132,18 +127,12 @@ class SamplePosterior(ABC):
     # --- predictions --------------------------------------------------------------------------------------------------
 
     predict = __call__ = predictions.predict
-    ood_score = predictions.ood_score
+    ood_score, scores, _scored = scoring.ood_score, property(scoring.scores), scoring.scored
 
     @property
-    def scores(self) -> tuple[str, ...]:
-        """The kinds of scores that :meth:`ood_score` takes; "combined" needs :meth:`calibrate` first."""
-        return (*scores_of(self._likelihood), *self._special_scores)
-
-    def _scored(self, prediction: Prediction, kind: str, per: str, mask: Mask) -> Tensor:
-        """Return the score of a prediction; warn where padding may be in it."""
-        if mask is None and per == "input":
-            warn_of_padding(self._likelihood, prediction)
-        return score(prediction, self._likelihood, kind, per)
+    def _scoring(self) -> scoring.Scoring:
+        """Which scores there are."""
+        return scoring.Scoring(default_score(self._likelihood))
 
     def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)
         r"""Return the variance of the linearized outputs.
@@ -167,9 +156,13 @@ class SamplePosterior(ABC):
 
     # --- decisions ----------------------------------------------------------------------------------------------------
 
-    calibrate, calibration = deciding.calibrate, property(deciding.calibration)
-    p_value, is_ood = deciding.p_value, deciding.is_ood
-    predict_set, predict_interval = deciding.predict_set, deciding.predict_interval
+    calibrate, calibration = decisions.calibrate, property(decisions.calibration_of)
+    p_value, is_ood = decisions.p_value, decisions.is_ood
+    predict_set, predict_interval = decisions.predict_set, decisions.predict_interval
+
+    def _remember(self, rows: Any) -> None:
+        """Take what decisions need to know of the training data."""
+        self._familiar, self._calibration = decisions.remember(rows.network, rows.examples), None
 
     # --- data with targets --------------------------------------------------------------------------------------------
 

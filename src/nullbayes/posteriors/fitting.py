@@ -23,7 +23,8 @@ from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.likelihoods import Likelihood
 from nullbayes.posteriors.arguments import Base, Noise, draw_seed
 from nullbayes.posteriors.checkpoint import Checkpoint
-from nullbayes.posteriors.measure import Prepared, measure
+from nullbayes.posteriors.measure import Prepared as Prepared
+from nullbayes.posteriors.measure import measure
 from nullbayes.posteriors.measured import Measured, merged, timed
 from nullbayes.posteriors.plan import FitPlan, FitRequest, make_plan, within_memory
 from nullbayes.posteriors.progress import Meter, Progress

@@ -14,17 +14,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from nullbayes.decisions.familiar import remember
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.limits import OutOfMemory, attempt
-from nullbayes.posteriors import fitting, measure
+from nullbayes.posteriors import fitting, variances
 from nullbayes.posteriors.arguments import Base, Noise, data_and_count, lost, whole
 from nullbayes.posteriors.base import SamplePosterior
-from nullbayes.posteriors.measure import ExactVariances, Prepared
 from nullbayes.posteriors.measured import REPORT, Measured, from_header
 from nullbayes.posteriors.plan import FitPlan, FitRequest, shrink
 from nullbayes.posteriors.progress import Meter, Progress
-from nullbayes.posteriors.relative import RELATIVE, relative_variance
 from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.precision import full_precision
 from nullbayes.projectors import Projector
@@ -34,14 +31,14 @@ class NullSpacePosterior(SamplePosterior):
     """Samples in the null space of rows; abstract: a subclass says which rows."""
 
     _report_fields = REPORT
-    _special_scores: ClassVar = {**SamplePosterior._special_scores, RELATIVE: relative_variance}
+    _scoring = property(variances.scoring)
     _row_options: Mapping[str, Any] = MappingProxyType({})  # which a file holds as well
     _tolerance: ClassVar[float]  # of a fit that is not given another
     _underfit_advice = 'The posterior underfits: use prior_precision="auto", a larger one, or a smaller tolerance.'
     _base: Base | None = None
     _measured: Measured | None = None
-    _prepared: Prepared | None = None  # None before a fit, and after release, load or a copy
-    _exact: ExactVariances | None = None  # made when it is first needed
+    _prepared: fitting.Prepared | None = None  # None before a fit, and after release, load or a copy
+    _exact: variances.ExactVariances | None = None  # made when it is first needed
 
     @property
     @abstractmethod
@@ -117,7 +114,7 @@ class NullSpacePosterior(SamplePosterior):
                 trial=self._precision_rule == "auto" and held_out is None,
             )
         self._likelihood = self._prepared.jacobian.likelihood
-        self._familiar = remember(self._network, self._prepared.jacobian.examples)
+        self._remember(self._prepared.jacobian)
         self._take(fitted)
         if held_out is not None:
             self.tune(held_out)
@@ -205,7 +202,7 @@ class NullSpacePosterior(SamplePosterior):
         weights = {} if self._calibration is None else self._calibration.weights
         return FitReport.of(measured, size, self.prior_precision, self.temperature, self._precision_rule, weights)
 
-    functional_variance = measure.functional_variance
+    functional_variance = variances.functional_variance
 
     def _resolve_precision(self, rule: str | float) -> float:
         return self._need_measured().precision(rule, self._network.theta)
@@ -216,7 +213,7 @@ class NullSpacePosterior(SamplePosterior):
             raise NotFittedError(msg)
         return self._measured
 
-    def _need_prepared(self) -> Prepared:
+    def _need_prepared(self) -> fitting.Prepared:
         self._check_fitted()
         self._network.check_unchanged()
         if self._prepared is None:

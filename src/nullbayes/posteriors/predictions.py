@@ -1,4 +1,4 @@
-"""Samples, their predictions and scores, and how far predictions moved from the network's own on data with targets.
+"""Samples, their predictions, and how far predictions moved from the network's own on data with targets.
 
 The functions with an argument ``self`` are methods of :class:`SamplePosterior`.
 """
@@ -6,16 +6,15 @@ The functions with an argument ``self`` are methods of :class:`SamplePosterior`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nullbayes import predictive
-from nullbayes.decisions.deciding import scored_kind
 from nullbayes.errors import DataError, SettingsError
-from nullbayes.jacobian.batches import BatchFn, is_array, take_examples, to_device
+from nullbayes.jacobian.batches import BatchFn, take_examples, to_device
 from nullbayes.jacobian.data import check_batch
 from nullbayes.jacobian.loaders import batches
 from nullbayes.jacobian.network import Network
@@ -25,7 +24,7 @@ from nullbayes.posteriors.arguments import whole
 from nullbayes.posteriors.measure import worst_ratio
 from nullbayes.posteriors.measured import FitCheck
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Mask, Prediction, centred, joined, nll, stream, summarize
+from nullbayes.predictive import Mask, Prediction, centred, joined, nll, summarize
 
 AT_ONCE = 1024  # examples
 _CHUNK = 8192  # examples times samples in memory at a time
@@ -162,50 +161,6 @@ def predict(
     options = {"pred_type": pred_type, "link": link_approx, "batch_fn": self._batch_fn, "mask": mask}
     root = self.prior_precision**0.5
     return predictive.predict(self._network, self._likelihood, x, self._first(n_samples), root=root, **options)
-
-
-def ood_score(
-    self: Any,
-    x: Any,
-    kind: str | None = None,
-    *,
-    per: str = "input",
-    mask: Mask = None,
-    pred_type: str = "linearized",
-) -> Tensor:  # (N,) or (N, ...)
-    """Return one score per input; higher means that the input is less like the training data.
-
-    Parameters
-    ----------
-    x, mask, pred_type
-        As for :meth:`predict`.
-    kind : str, optional
-        By default the one that :meth:`calibrate` has calibrated ("combined" unless another was named); before,
-        "generalized_entropy", or "max_variance" for likelihoods without probabilities.
-
-        - Of the posterior: "max_variance" (over the outputs), "sum_variance", "max_prob_variance",
-          "mutual_information". Variances of a regression with several outputs are relative to the noise of each.
-        - "relative_variance", between 0 and 1: the variance over that of the same noise before its projection.
-        - Of the mean prediction: "entropy", "generalized_entropy", "max_probability" (one minus it), "energy" and
-          "max_logit" (minus it).
-    per : "input" or "position"
-        Where outputs have positions (tokens, pixels), the score of an input is the mean over its positions, and the
-        largest of them for "max_variance" and "max_prob_variance"; masked positions do not count. "position" gives the
-        score of each position, NaN where it is masked.
-
-    Returns
-    -------
-    Tensor (N,) or (N, ...)
-        The scores, in the order of the inputs.
-    """
-    kind = scored_kind(self, kind, predictive.default_score(self._likelihood))
-    if kind in self._special_scores:
-        special: Tensor = self._special_scores[kind](self, x, per, mask)
-        return special
-    at_once = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
-    pieces = [x] if at_once else stream(x, self._network, self._batch_fn, self.n_samples)  # lengths may differ
-    scores = [self._scored(self.predict(piece, pred_type=pred_type, mask=mask), kind, per, mask) for piece in pieces]
-    return torch.cat(scores)
 
 
 @contextlib.contextmanager

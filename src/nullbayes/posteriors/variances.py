@@ -1,0 +1,144 @@
+r"""Variances at new inputs: exactly, without sampling, and relative to those of noise that is not projected.
+
+A sample is :math:`v = T \varepsilon`, so the variance of the output with the row :math:`w` is :math:`\|T^\top w\|^2`.
+A direct projector has one map :math:`T`. An iterative one stops when the noise has reached the tolerance, which rows of
+:math:`J(x)` reach much earlier; they are therefore taken through as many steps as the samples were.
+
+The variance is large for two reasons: because the Jacobian of an input is large, and because its direction is new. The
+relative variance :math:`\operatorname{tr} J P J^\top / \operatorname{tr} J J^\top` divides the size out. It needs
+neither precision nor temperature.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import SettingsError
+from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
+from nullbayes.jacobian.products import linearized, output_rows
+from nullbayes.posteriors.arguments import normal
+from nullbayes.posteriors.measure import Prepared
+from nullbayes.posteriors.measured import Measured
+from nullbayes.posteriors.plan import described
+from nullbayes.posteriors.scoring import Scoring
+from nullbayes.precision import full_precision
+from nullbayes.predictive import Mask, Masks, default_score, pooled, stream
+from nullbayes.projectors import Outcome, StepSchedule
+
+_REPLAYED = 30  # samples whose steps are replayed
+_VECTORS = 10  # held in memory for each row that is projected
+RELATIVE = "relative_variance"
+
+
+def scoring(self: Any) -> Scoring:
+    """The scores of a posterior in a null space."""
+    return Scoring(default_score(self._likelihood), own={RELATIVE: partial(relative_variance, self)})
+
+
+@full_precision()
+def relative_variance(self: Any, x: Any, per: str, mask: Mask) -> Tensor:  # (N,) or (N, ...) in [0, 1]
+    """Return the variance of the projected noise over that of the same noise before its projection."""
+    if self._base is not None:
+        msg = f'"{RELATIVE}" is known for noise N(0, I) only, not for a base distribution: use "max_variance".'
+        raise SettingsError(msg)
+    network, likelihood, n = self._network, self._likelihood, self.n_samples
+    network.check_unchanged()
+    noise = normal(network, self._need_measured().seed, 0, n).to(self.directions)
+    both = torch.cat([self.directions, noise])
+    parts, masks = [], Masks(likelihood, mask)
+    for piece in stream(x, network, self._batch_fn, len(both)):
+        outputs, changes = linearized(network, piece, both)
+        masks.look(piece, outputs)
+        units = likelihood.noise_variance(outputs)
+        squares = changes.square() if units is None else changes.square() / units
+        after, before = (likelihood.at_positions(part.mean(0), largest=False) for part in (squares[:n], squares[n:]))
+        parts.append((after / before.clamp_min(torch.finfo(before.dtype).tiny)).clamp_max(1.0))
+    found = torch.cat(parts)
+    whole = masks.joined(outputs.new_zeros(len(found), *outputs.shape[1:]))
+    return pooled(found, whole, per)
+
+
+@full_precision()
+def functional_variance(self: Any, x: Any, *, exact: bool = False) -> Tensor:
+    """Return the variance of the linearized outputs.
+
+    Parameters
+    ----------
+    x : as for :meth:`predict`
+        The inputs.
+    exact : bool
+        Compute the variance without Monte Carlo error, by one projection per output of each input. It needs the rows
+        of the fit (see :meth:`prepare`), and noise N(0, I).
+
+    Returns
+    -------
+    Tensor (N, ...)
+        One variance per output, at the prior precision in use.
+    """
+    if not exact:
+        estimated: Tensor = self.predict(x).variance
+        return estimated
+    prepared = self._need_prepared()
+    if self._base is not None:
+        msg = "The exact variance is known for the base distribution N(0, I) only: use exact=False."
+        raise SettingsError(msg)
+    if self._exact is None:
+        self._exact = ExactVariances(prepared, self._need_measured())
+    variance: Tensor = self._exact(x, self._batch_fn) / self.prior_precision
+    return variance
+
+
+class ExactVariances:
+    """Variances of linearized outputs without Monte Carlo error, at a prior precision of 1.
+
+    The steps of the samples are replayed, as many as each of them took. Where ``prepared`` has another projector than
+    the one that drew them, it projects them again to see how many it takes; samples that did not converge are replayed
+    up to the sweep after which they were stopped all the same, by a projector of the same class.
+    """
+
+    def __init__(self, prepared: Prepared, measured: Measured) -> None:
+        self.network = prepared.jacobian.network
+        self.projector, self.state = prepared.plan.projector, prepared.state
+        few = min(_REPLAYED, len(measured.residual))
+        row_bytes = self.network.n_parameters * self.network.dtype.itemsize
+        self.at_once = max(few, prepared.jacobian.working_bytes // (_VECTORS * row_bytes))
+        noise = normal(self.network, measured.seed, 0, few)
+        stopped = not measured.converged and measured.projector == type(self.projector).__name__
+        known = stopped or measured.settings == described(self.projector)
+        sweeps = list(measured.sweeps_per_sample[:few]) if known else self._sweeps(noise)
+        self.schedules = [
+            (sweeps.count(count) / few, StepSchedule(noise[sweeps.index(count)][None].clone(), count))
+            for count in dict.fromkeys(sweeps)
+        ]  # samples with as many sweeps have the same map, except for the lengths of their steps
+
+    def _sweeps(self, noise: Tensor) -> list[int]:  # (S, P)
+        """Return how many sweeps each sample takes."""
+        info = self.projector.apply(self.state, noise).info
+        if info.outcome is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt  # fewer sweeps are another map
+        taken: list[int] = info.sweeps_per_sample.tolist()
+        return taken
+
+    def __call__(self, x: Any, batch_fn: BatchFn | None) -> Tensor:  # (N, ...)
+        """Return the variance of each output, for inputs or a loader of them."""
+        parts = []
+        for piece in stream(x, self.network, batch_fn, n_samples=256):
+            step = max(1, self.at_once // math.prod(self.network.output_shape(piece)))
+            for start in range(0, n_examples(piece), step):
+                parts.append(self._squares(output_rows(self.network, take_examples(piece, start, start + step))))
+        return torch.cat(parts)
+
+    def _squares(self, rows: Tensor) -> Tensor:  # (n, ..., P) -> (n, ...)
+        parts = []
+        for some in rows.flatten(0, -2).split(self.at_once):
+            squares = [
+                share * self.projector.apply_transposed(self.state, schedule, some).square().sum(1)
+                for share, schedule in self.schedules
+            ]
+            parts.append(torch.stack(squares).sum(0))
+        return torch.cat(parts).view(rows.shape[:-1])
