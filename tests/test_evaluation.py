@@ -539,3 +539,31 @@ def test_methods_that_cannot_be_compared_are_refused(projected: Any, network: An
         ask({"a": projected, "b": regression})
     with pytest.raises(SettingsError, match="regression likelihood; leave it out"):
         nb.evaluate([fitted(nb.baselines.MAP, REGRESSION)], (X, Y), STRANGERS)
+
+
+# --- calibrated methods -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def calibrated() -> dict[str, Any]:
+    data = CLASSIFICATION.data(n=120, seed=21)
+    return {kind.__name__: fitted(kind).calibrate(*data) for kind in (nb.ProjectedPosterior, nb.detectors.KNN)}
+
+
+def test_a_calibrated_method_is_judged_by_its_calibrated_score_and_its_decisions(calibrated: dict[str, Any]) -> None:
+    found = nb.evaluate(calibrated, (X, Y), STRANGERS)
+    for name, method in calibrated.items():
+        row = found[name]
+        assert row.score == "calibrated"
+        check_detection(row, method, None, X, STRANGERS)
+        assert row.false_alarms == pytest.approx(float(method.is_ood(X).double().mean()))
+        for stranger, x in STRANGERS.items():
+            assert row.strangers[stranger].flagged == pytest.approx(float(method.is_ood(x).double().mean()))
+    assert "false alarms" in str(found)
+    assert "flagged" in found.to_markdown()
+
+
+def test_all_scores_of_a_calibrated_method_have_rows_and_one_decides(calibrated: dict[str, Any]) -> None:
+    found = nb.evaluate({"p": calibrated["ProjectedPosterior"]}, (X, Y), STRANGERS, scores="all")
+    assert [row.score for row in found.rows] == ["calibrated", *SCORES, "relative_variance"]
+    assert [row.false_alarms is None for row in found.rows] == [False, *(True for _ in (*SCORES, "one more"))]

@@ -217,7 +217,8 @@ def _baseline(bench: Bench, name: str) -> tuple[Any, Mapping[str, Any], Any]:
 
 
 def _detector(task: Task, name: str) -> tuple[Any, Mapping[str, Any], Any]:
-    return getattr(nb.detectors, name)(task.model).fit(batches(task.train)), {"": None}, None
+    free = {"parameters": task.parameters.get("output")} if name == "GradPCA" else {}  # the others take no gradients
+    return getattr(nb.detectors, name)(task.model, **free).fit(batches(task.train)), {"": None}, None
 
 
 def _temperature(task: Task) -> tuple[Any, Mapping[str, Any], Any]:

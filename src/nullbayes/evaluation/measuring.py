@@ -68,7 +68,7 @@ def _ask(entry: Entry, batches: Iterable[tuple[Any, Tensor | None]], mask: Mask,
         if targets is not None and prediction is not None:
             judged.append(judge(prediction, entry.likelihood, targets))
         if calibrated:
-            p_values.append(method.p_value(x).double().cpu())
+            p_values.append(method.p_value(x, mask=mask).double().cpu())
     scores = {row: torch.cat(part.scores) for row, part in parts.items()}
     for row, values in scores.items():
         if not bool(torch.isfinite(values).all()):
