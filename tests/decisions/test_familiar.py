@@ -147,7 +147,7 @@ def test_the_share_of_inputs_that_repeat() -> None:
 
 def saved(tmp_path: Path) -> tuple[Any, nn.Module, Path]:
     model, path = network(), tmp_path / "posterior.safetensors"
-    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(*data(60), 3, progress=False)
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(*data(12), 3, progress=False)
     posterior.save(path)
     return posterior, model, path
 

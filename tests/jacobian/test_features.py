@@ -14,6 +14,7 @@ from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
+from nullbayes.precision import full_precision
 from support import zoo
 from support.compatibility_case import Case, call
 from support.compatibility_table import CASES
@@ -107,6 +108,7 @@ USED = {
 CASE = {case.name: case for case in CASES}
 
 
+@full_precision()
 @pytest.mark.parametrize("case", [CASE[name] for name in USED], ids=lambda case: case.name)
 def test_features_of_networks_in_use(case: Case) -> None:
     """Without a hook of ours left, and in float32 where the network is in half precision."""
@@ -243,7 +245,7 @@ def test_training_examples_are_read_once_each_in_their_order() -> None:
     torch.testing.assert_close(torch.cat([seen.features for seen, _ in parts]), wanted)
     assert torch.equal(torch.cat([targets for _, targets in parts]), y)
     numbers = [0, 3, 249, 250, 599]
-    torch.testing.assert_close(reader.some(examples, numbers), wanted[numbers])
+    torch.testing.assert_close(reader.some(examples, numbers, 2), wanted[numbers])
 
 
 # --- what is refused, and what is left --------------------------------------------------------------------------------

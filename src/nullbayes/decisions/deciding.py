@@ -249,9 +249,9 @@ def need_calibration(self: Any) -> Calibration:
     if found is None:
         msg = "Decisions need held-out data to compare with: call posterior.calibrate(held_out_loader) first."
         raise NotFittedError(msg)
-    then = (found.prior_precision, found.temperature, found.n_samples)
-    now = (self.prior_precision, self.temperature, self.n_samples)
-    for name, old, new in zip(("prior precision", "temperature", "number of samples"), then, now, strict=True):
+    then = (found.n_samples, found.prior_precision, found.temperature)
+    now = (self.n_samples, self.prior_precision, self.temperature)  # more samples may change the precision
+    for name, old, new in zip(("number of samples", "prior precision", "temperature"), then, now, strict=True):
         if old != new:
             msg = f"The {name} was {old:g} when the posterior was calibrated, and is {new:g} now: calibrate it again."
             raise NotFittedError(msg)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,11 @@ from nullbayes.errors import FileError, ModelError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
+from nullbayes.limits import OutOfMemory, attempt
 
 NEIGHBOURS = (1, 10, 50)
 _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
+_SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
 _ROUNDING = 1e-7  # of a squared distance in float32
 
@@ -66,22 +69,30 @@ class Familiar:
         return torch.isin(sums, self.sums)
 
 
-def remember(network: Network, examples: Examples) -> Familiar:
-    """Read the features of some training examples."""
+def remember(network: Network, examples: Examples) -> Familiar | None:
+    """Read the features of some training examples; None where memory is too small for a single one."""
+    for size in _SIZES:
+        found = attempt(partial(_remembered, network, examples, size))
+        if not isinstance(found, OutOfMemory):
+            return found
+    return None
+
+
+def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
     first = examples.read(0, min(2, len(examples)))[0]
     layer, _ = find_last_layer(network, first)
     try:
-        features = _features(FeatureReader(network, layer), first, examples)
+        features = _features(FeatureReader(network, layer), first, examples, size)
     except ModelError:  # a layer that is called in another way for more examples
         layer = OUTPUTS
-        features = _features(FeatureReader(network, layer), first, examples)
+        features = _features(FeatureReader(network, layer), first, examples, size)
     return Familiar(layer, normalize(features), examples.input_sums)
 
 
-def _features(reader: FeatureReader, first: Any, examples: Examples) -> Tensor:  # (n, d)
+def _features(reader: FeatureReader, first: Any, examples: Examples, size: int) -> Tensor:  # (n, d)
     """Return the features of as many examples as are remembered, evenly spaced over all."""
     most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), len(examples))
-    return reader.some(examples, [i * len(examples) // most for i in range(most)])
+    return reader.some(examples, [i * len(examples) // most for i in range(most)], size)
 
 
 def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
@@ -91,15 +102,15 @@ def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
     return familiar.layer, {"familiar.features": familiar.features, "familiar.sums": familiar.sums}
 
 
-def from_file(layer: str | None, tensors: Mapping[str, Tensor], network: Network) -> Familiar | None:
-    """Return what a file holds."""
+def from_file(layer: str | None, tensors: Mapping[str, Tensor], network: Network, n_data: int) -> Familiar | None:
+    """Return what a file holds, if it is that of so many training examples."""
     if layer is None:
         return None
     features, sums = tensors.get("familiar.features"), tensors.get("familiar.sums")
     if (
         features is None or features.ndim != 2 or not features.numel() or features.dtype != network.dtype
         or not bool(torch.isfinite(features).all())
-        or sums is None or sums.ndim != 1 or not len(sums) or sums.dtype != torch.int64
+        or sums is None or sums.ndim != 1 or len(sums) != n_data or sums.dtype != torch.int64
     ):  # fmt: skip
         msg = "The file lacks what was remembered of the training data: it was altered, fit and save again."
         raise FileError(msg)

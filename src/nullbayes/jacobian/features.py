@@ -107,9 +107,9 @@ class FeatureReader:
             x, y = examples.read(start, stop)
             yield self(x), y
 
-    def some(self, examples: Examples, numbers: list[int]) -> Tensor:  # (n, d)
-        """Return the features of examples by their ascending numbers."""
-        size, found = _AT_ONCE.get(self.network.device.type, 256), []
+    def some(self, examples: Examples, numbers: list[int], size: int) -> Tensor:  # (n, d)
+        """Return the features of examples by their ascending numbers, ``size`` at a time."""
+        found = []
         for x, y in examples.some(numbers):
             found += [self(take_examples(x, i, i + size)).features for i in range(0, len(y), size)]
         return torch.cat(found)
