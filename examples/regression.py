@@ -1,4 +1,4 @@
-"""Regression on three tables: intervals for new targets, from arrays.
+"""Regression on two tables: intervals for new targets, from arrays, and rows that are unlike the others.
 
 Run: python examples/regression.py
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from sklearn.datasets import load_breast_cancer, load_iris, load_wine
+from sklearn.datasets import load_breast_cancer, load_diabetes
 from torch import nn
 
 import nullbayes as nb
 
-TABLES = {"iris": (load_iris, 3), "wine": (load_wine, 9), "breast cancer": (load_breast_cancer, 3)}  # column to predict
+TABLES = {"diabetes": (load_diabetes, 8), "breast cancer": (load_breast_cancer, 3)}  # column to predict
 
 
 def table(name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -42,18 +42,24 @@ def main(epochs: int = 150) -> dict[str, dict[str, float]]:
     found = {}
     for name in TABLES:
         x, y = table(name)
-        n = int(0.8 * len(x))
+        n, m = int(0.5 * len(x)), int(0.75 * len(x))  # rows to learn from, and those after them to calibrate with
         posterior = nb.ProjectedPosterior(train(x[:n], y[:n], epochs), "regression").fit(x[:n], y[:n], progress=False)
-        prediction = posterior.predict(x[n:])
+        posterior.calibrate(x[n:m], y[n:m], kind="max_variance")  # one score, nothing to learn: all rows are ranked
+        new, far = x[m:], x[m:] + 5.0  # five standard deviations away
+        prediction, strange = posterior.predict(new), posterior.predict(far)
         lower, upper = prediction.interval(0.9)
-        strange = posterior.predict(x[n:] + 5.0)  # five standard deviations away
+        calibrated = posterior.predict_interval(new, alpha=0.1)
         found[name] = {
-            "rmse": nb.metrics.rmse(prediction.mean, y[n:]),
-            "coverage": nb.metrics.interval_coverage(lower, upper, y[n:]),
+            "rmse": nb.metrics.rmse(prediction.mean, y[m:]),
+            "coverage": nb.metrics.interval_coverage(lower, upper, y[m:]),
             "width": nb.metrics.interval_width(lower, upper),
-            "CRPS": nb.metrics.crps(prediction.mean, prediction.variance + prediction.noise, y[n:]),
+            "calibrated coverage": nb.metrics.interval_coverage(*calibrated, y[m:]),
+            "calibrated width": nb.metrics.interval_width(*calibrated),
+            "CRPS": nb.metrics.crps(prediction.mean, prediction.variance + prediction.noise, y[m:]),
             "std": float(prediction.std.mean()),
             "std far away": float(strange.std.mean()),
+            "flagged": float(posterior.is_ood(new).double().mean()),
+            "flagged far away": float(posterior.is_ood(far).double().mean()),
         }
         print(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in found[name].items()))
     return found

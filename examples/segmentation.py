@@ -1,4 +1,4 @@
-"""A U-Net that marks discs in noisy images: one score an image, one score a pixel.
+"""A U-Net that marks discs in noisy images: one decision per image, one score per pixel.
 
 Run: python examples/segmentation.py
 """
@@ -24,7 +24,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(12, 2, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return two logits a pixel."""
+        """Return two logits per pixel."""
         wide = self.down(x)
         return self.head(torch.cat([wide, self.up(self.deep(wide))], dim=1))
 
@@ -58,7 +58,9 @@ def main(n: int = 40, epochs: int = 120) -> dict[str, float]:
     # every pixel counts in new images: mask="all" says so
     strange = test + 3 * torch.rand(20, 1, 1, 1, generator=torch.Generator().manual_seed(2)) + 1
     auroc = nb.metrics.auroc(*(posterior.ood_score(x, "max_variance", mask="all") for x in (test, strange)))
-    print(f"AUROC of images that are too bright: {auroc:.3f}")
+    posterior.calibrate(*discs(100, 3), mask="all")
+    alarms, flagged = (float(posterior.is_ood(x, mask="all").double().mean()) for x in (test, strange))
+    print(f"AUROC of images that are too bright: {auroc:.3f}; flagged: {flagged:.0%}, of familiar ones {alarms:.0%}")
     patched = test.clone()
     patched[:, :, :4, :4] = 6.0
     kind, pixels = "mutual_information", posterior.ood_score(patched, "max_variance", per="position")
@@ -66,7 +68,8 @@ def main(n: int = 40, epochs: int = 120) -> dict[str, float]:
     print(f"variance in a corner that is too bright {inside:.3g}, elsewhere {outside:.3g}; by {kind}: "
           f"{posterior.ood_score(patched, kind, mask='all').mean():.3g}")  # fmt: skip
     return {"accuracy": check.accuracy_posterior or 0.0, "accuracy of the network": check.accuracy_model or 0.0,
-            "auroc": auroc, "inside": float(inside), "outside": float(outside)}  # fmt: skip
+            "auroc": auroc, "inside": float(inside), "outside": float(outside),
+            "flagged": flagged, "alarms": alarms}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -23,14 +23,15 @@ KNOWN = {
     2: ["{} cooked {} eggs for breakfast", "{} baked {} cakes", "{} ate {} bowls of soup with a spoon"],
 }
 STRANGE = ["{} voted for {} laws in the parliament", "{} proved {} theorems about rings", "{} sang {} songs aloud"]
-LENGTH = 16
+LENGTH, HELD_OUT = 16, 40  # words, and sentences per topic to calibrate with
 Sentence = tuple[str, int]
 Batch = dict[str, Tensor]
 
 
 def written(templates: Sequence[str], label: int, n: int) -> list[Sentence]:
-    """Return sentences of a topic."""
-    return [(random.choice(templates).format(random.choice(WHO), random.choice(HOW_MANY)), label) for _ in range(n)]
+    """Return different sentences of a topic."""
+    every = [template.format(who, how_many) for template in templates for who in WHO for how_many in HOW_MANY]
+    return [(text, label) for text in random.sample(every, n)]
 
 
 def vocabulary(sentences: Sequence[Sentence]) -> dict[str, int]:
@@ -64,8 +65,10 @@ def train(model: nn.Module, batch: Batch, steps: int) -> nn.Module:
     return model.eval()
 
 
-def classify(known: list[Sentence], strange: list[Sentence], words: dict[str, int], steps: int) -> dict[str, float]:
-    """Fit a posterior of a classifier to three topics; a fourth is strange to it."""
+def classify(
+    known: list[Sentence], held_out: list[Sentence], strange: list[Sentence], words: dict[str, int], steps: int
+) -> dict[str, float]:
+    """Fit a posterior of a classifier to three topics, and calibrate it; a fourth topic is strange to it."""
     torch.manual_seed(0)
     config = DistilBertConfig(
         vocab_size=len(words) + 2,
@@ -84,9 +87,12 @@ def classify(known: list[Sentence], strange: list[Sentence], words: dict[str, in
     check = posterior.check_fit([test])
     scores = (posterior.ood_score(inputs(batch), "mutual_information") for batch in (test, unknown))
     auroc = nb.metrics.auroc(*scores)
-    print(f"classifier\n{check}\nAUROC of another topic: {auroc:.3f}\n")
+    posterior.calibrate([encoded(held_out, words)])
+    alarms, flagged = (float(posterior.is_ood(inputs(batch)).double().mean()) for batch in (test, unknown))
+    print(f"classifier\n{check}\nAUROC of another topic: {auroc:.3f}")
+    print(f"flagged: {flagged:.0%} of another topic, {alarms:.0%} of the known ones\n")
     return {"accuracy": check.accuracy_posterior or 0.0, "accuracy of the network": check.accuracy_model or 0.0,
-            "auroc": auroc}  # fmt: skip
+            "auroc": auroc, "flagged": flagged, "false alarms": alarms}  # fmt: skip
 
 
 def next_word(batch: Batch) -> tuple[Batch, Tensor]:
@@ -126,13 +132,15 @@ def write(known: list[Sentence], strange: list[Sentence], words: dict[str, int],
 
 
 def main(n: int = 60, steps: int = 60) -> dict[str, dict[str, float]]:
-    """Run both on ``n`` sentences a topic."""
+    """Run both on ``n`` sentences per topic."""
     random.seed(0)
-    known = [sentence for label, templates in KNOWN.items() for sentence in written(templates, label, n)]
+    known = [sentence for label, templates in KNOWN.items() for sentence in written(templates, label, n + HELD_OUT)]
     random.shuffle(known)
     strange = written(STRANGE, 0, n)
     words = vocabulary(known + strange)
-    return {"classifier": classify(known, strange, words, steps), "language": write(known, strange, words, steps)}
+    held_out, known = known[: 3 * HELD_OUT], known[3 * HELD_OUT :]
+    return {"classifier": classify(known, held_out, strange, words, steps),
+            "language": write(known, strange, words, steps)}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -38,10 +38,13 @@ def test_the_list_names_every_example() -> None:
 
 def test_regression() -> None:
     found = example("regression").main()
-    assert len(found) == 3
+    assert len(found) == 2
     for name, row in found.items():
         assert 0.78 <= row["coverage"] <= 1.0, name
+        assert 0.8 <= row["calibrated coverage"] < 1.0, name
         assert row["std far away"] > 2 * row["std"], name
+        assert row["flagged"] < 0.15, name
+        assert row["flagged far away"] > 0.9, name
 
 
 def test_images() -> None:
@@ -51,7 +54,9 @@ def test_images() -> None:
     assert found["n_data"] == 300
     assert found["check"].accuracy_posterior >= found["check"].accuracy_model - 0.003
     assert found["check"].nll_posterior <= found["check"].nll_model + 0.005
-    assert found["auroc"] > 0.7
+    assert found["auroc"] > 0.8
+    assert found["false alarms"] < 0.1
+    assert found["flagged"] > 0.4
 
 
 def test_segmentation() -> None:
@@ -59,6 +64,8 @@ def test_segmentation() -> None:
     assert found["accuracy"] == found["accuracy of the network"] > 0.95
     assert found["auroc"] > 0.9
     assert found["inside"] > 2 * found["outside"]
+    assert found["alarms"] < 0.2
+    assert found["flagged"] > 0.9
 
 
 def test_text() -> None:
@@ -69,9 +76,12 @@ def test_text() -> None:
     assert language["refused"] == 1.0
     assert language["nll"] == pytest.approx(language["own loss"], rel=1e-3)
     assert min(classifier["auroc"], language["auroc"]) > 0.7
+    assert classifier["false alarms"] < 0.25
+    assert classifier["flagged"] > 0.3
 
 
 def test_serving() -> None:
     found = example("serving").main(n=300, times=5)
     assert found["error"] < 1e-3
-    assert found["doubt about noise"] > 1.0
+    assert found["false alarms"] < 0.03
+    assert found["flagged noise"] > 0.8

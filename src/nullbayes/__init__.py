@@ -1,6 +1,7 @@
 """nullbayes: know when not to trust a trained network, without paying for it in accuracy.
 
-Posteriors (``fit``, ``predict``, ``ood_score``, ``save``)
+Posteriors (``fit``, ``predict``, ``ood_score``, ``tune``, ``save``; and after ``calibrate(held_out)``: ``is_ood``,
+``p_value``, ``predict_set``, ``predict_interval``)
     ``ProjectedPosterior``        keeps the predictions on the training data
     ``LossProjectedPosterior``    keeps the loss of each training example, to first order
     ``load``                      read a saved posterior
@@ -8,6 +9,7 @@ Posteriors (``fit``, ``predict``, ``ood_score``, ``save``)
     ``detectors``                 post-hoc out-of-distribution scores, with the same interface
     ``Prediction``                what ``predict`` returns
     ``FitReport``, ``FitCheck``   what ``posterior.report`` and ``posterior.check_fit`` return
+    ``posterior.calibration``     what ``calibrate`` has found: a score with its weights, and how many were ranked
     ``evaluate``, ``Evaluation``  compare methods on your own data, familiar and strange, in one table
 
 Rows (matrices that are known by their products)

@@ -1,0 +1,104 @@
+"""Turn results of the case ``detection`` into the Markdown tables of ``docs/scores.md``.
+
+    python -m benchmarks detection --size full --device cuda --data FOLDER --json result.json
+    python -m benchmarks.tables result.json
+
+prints two tables. The first has the AUROC of every method against every set of strangers, their mean for methods that
+have all of them, and the best of each column in bold. The second has the decisions of the calibrated posteriors. With
+several files, the columns stand side by side; what two files measured is taken from the later one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases.detection import LEVELS
+
+_STRANGERS_AT = 0.05  # the level at which the share of flagged strangers is shown
+Row = Mapping[str, Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables of the files that are named."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__.split("\n")[0])
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what --json has written")
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in parser.parse_args(arguments).files]
+    print(document(results))
+    return 0
+
+
+def document(results: Iterable[Mapping[str, Any]]) -> str:
+    """Return both tables."""
+    cases = [case for result in results for case in result["cases"] if case["case"] == "detection"]
+    cases = [case for case in cases if case.get("rows")]
+    if not cases:
+        msg = "No file has results of the case detection: run python -m benchmarks detection --json FILE."
+        raise SystemExit(msg)
+    decisions = _latest(row for case in cases for row in case.get("decisions") or ())
+    parts = [aurocs(case["rows"] for case in cases), *([decided(decisions)] if decisions else [])]
+    return "\n\n".join(parts)
+
+
+def aurocs(tables: Iterable[Iterable[Row]]) -> str:
+    """Return the AUROCs of methods by columns, with the mean over the columns, and the best of each in bold."""
+    rows = [row for table in tables for row in table]
+    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in ("method", "mean")]
+    found: dict[str, dict[str, float]] = {}
+    for row in rows:
+        own = {c: row[c] for c in columns if row.get(c) is not None}
+        found.setdefault(row["method"], {}).update(own)
+    if len(columns) > 1:
+        for own in found.values():
+            if all(c in own for c in columns):
+                own["mean"] = statistics.fmean(own.values())
+        columns.append("mean")
+    best = {c: max((round(own[c], 3) for own in found.values() if c in own), default=None) for c in columns}
+    lines = [[_code(method), *(_figure(own.get(c), best[c]) for c in columns)] for method, own in found.items()]
+    return _markdown(["method", *columns], lines)
+
+
+def decided(rows: Iterable[Row]) -> str:
+    """Return rates of alarm on familiar inputs, shares of strangers that are flagged, and label sets."""
+    head = ["network", "method", *(f"alarms at {level:g}" for level in LEVELS)]
+    head += [f"strangers flagged at {_STRANGERS_AT:g}", "sets cover", "size", "network's sets cover", "size"]
+    lines = []
+    for row in rows:
+        alarms = [f"{row[f'flagged at {level:g}']:.3f}" for level in LEVELS]
+        names = [name for name in row if name.startswith("stranger ") and " at " not in name]
+        flagged = [f"{row[name]} {row[f'{name} at {_STRANGERS_AT:g}']:.3f}" for name in names]
+        sets = [f"{row[f'{who} {what}']:.3f}" for who in ("set", "network's set") for what in ("covers", "size")]
+        lines.append([row["network"], _code(row["method"]), *alarms, ", ".join(flagged), *sets])
+    return _markdown(head, lines)
+
+
+def _latest(rows: Iterable[Row]) -> list[Row]:
+    """Return the last row of each network and method, in the order in which they came first."""
+    return list({(row["network"], row["method"]): row for row in rows}.values())
+
+
+def _code(method: str) -> str:
+    """Write the names of a class and of a score as code: "KNN" and "KNN, energy"."""
+    name, comma, kind = method.partition(", ")
+    return f"`{name}`" + (f", {kind}" if kind in ("default", "calibrated") else f", `{kind}`" if comma else "")
+
+
+def _figure(value: float | None, best: float | None) -> str:
+    """Write a figure with three digits, in bold if it is the best of its column."""
+    if value is None:
+        return ""
+    return f"**{value:.3f}**" if round(value, 3) == best else f"{value:.3f}"
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Results of the case ``detection`` become the tables of the page about scores."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.tables import document, main
+
+DECISION = {
+    "network": "LeNet", "method": "ProjectedPosterior", "seed": 3, "flagged at 0.01": 0.0105, "flagged at 0.05": 0.052,
+    "flagged at 0.1": 0.098, "stranger 1": "mnist", "stranger 1 at 0.01": 0.2, "stranger 1 at 0.05": 0.7,
+    "stranger 1 at 0.1": 0.8, "stranger 2": "kmnist", "stranger 2 at 0.01": 0.1, "stranger 2 at 0.05": 0.6,
+    "stranger 2 at 0.1": 0.75, "weights": "energy 1.00", "set covers": 0.901, "set size": 1.5,
+    "network's set covers": 0.902, "network's set size": 1.6,
+}  # fmt: skip
+
+
+def result(rows: list[dict[str, Any]], decisions: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    other = {"case": "latency", "rows": [{"method": "slow", "a": 1.0}]}
+    return {"cases": [other, {"case": "detection", "rows": rows, "decisions": decisions or []}]}
+
+
+def table(*rows: dict[str, Any]) -> list[str]:
+    return document([result(list(rows))]).splitlines()
+
+
+def test_best_of_each_column_is_bold_as_it_is_rounded() -> None:
+    lines = table(
+        {"method": "KNN", "a": 0.9004, "b": 0.7, "mean": 0.8}, {"method": "MSP", "a": 0.9001, "b": 0.8, "mean": 0.85}
+    )
+    assert lines == [
+        "| method | a | b | mean |",
+        "|---|---|---|---|",
+        "| `KNN` | **0.900** | 0.700 | 0.800 |",
+        "| `MSP` | **0.900** | **0.800** | **0.850** |",
+    ]
+
+
+def test_columns_of_several_files_stand_side_by_side() -> None:
+    first = result([{"method": "KNN", "a": 0.5, "mean": 0.5}, {"method": "MSP", "a": 0.9, "mean": 0.9}])
+    second = result([{"method": "KNN", "b": 0.7, "mean": 0.7}, {"method": "GEN", "b": 0.6, "mean": 0.6}])
+    assert document([first, second]).splitlines() == [
+        "| method | a | b | mean |",
+        "|---|---|---|---|",
+        "| `KNN` | 0.500 | **0.700** | **0.600** |",  # the mean of the columns, not of the means
+        "| `MSP` | **0.900** |  |  |",  # which has no mean, because it lacks a column
+        "| `GEN` |  | 0.600 |  |",
+    ]
+
+
+def test_a_later_file_replaces_what_an_earlier_one_measured() -> None:
+    old, new = (
+        result([{"method": "KNN", "a": 0.5}], [DECISION]),
+        result([{"method": "KNN", "a": 0.6}], [{**DECISION, "flagged at 0.05": 0.049}]),
+    )
+    text = document([old, new])
+    assert "0.600" in text
+    assert "0.500" not in text
+    assert text.count("| LeNet |") == 1
+    assert "0.049" in text
+
+
+def test_scores_are_written_as_code_and_states_are_not() -> None:
+    lines = table(
+        {"method": "ProjectedPosterior, calibrated", "a": 0.9}, {"method": "ProjectedPosterior, energy", "a": 0.8}
+    )
+    assert [line.split(" | ")[0] for line in lines[2:]] == [
+        "| `ProjectedPosterior`, calibrated",
+        "| `ProjectedPosterior`, `energy`",
+    ]
+
+
+def test_figures_that_are_missing_leave_a_gap() -> None:
+    lines = table({"method": "KNN", "a": None, "b": 0.7, "mean": None}, {"method": "MSP", "a": 0.5, "b": 0.6})
+    assert lines[2:] == ["| `KNN` |  | **0.700** |  |", "| `MSP` | **0.500** | 0.600 | **0.550** |"]
+
+
+def test_decisions_have_alarms_strangers_and_sets() -> None:
+    assert document([result([{"method": "KNN", "a": 0.5}], [DECISION])]).split("\n\n")[1].splitlines()[2] == (
+        "| LeNet | `ProjectedPosterior` | 0.011 | 0.052 | 0.098 | mnist 0.700, kmnist 0.600 "
+        "| 0.901 | 1.500 | 0.902 | 1.600 |"
+    )
+
+
+def test_files_are_read_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(result([{"method": "KNN", "a": 0.5}], [DECISION])))
+    assert main([str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("| method | a |\n")
+    assert "| LeNet | `ProjectedPosterior` |" in printed
+
+
+def test_files_without_such_results_are_refused() -> None:
+    with pytest.raises(SystemExit, match="python -m benchmarks detection"):
+        document([{"cases": [{"case": "detection", "rows": None, "decisions": None}]}])
