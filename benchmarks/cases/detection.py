@@ -3,8 +3,8 @@
 Networks of several kinds, each with data sets that it never saw. Every method is fitted to the same network and judged
 by the AUROC between test data and strangers:
 
-- both projected posteriors: as they come (``default``), after ``calibrate`` on held-out data (``calibrated``), and by
-  every other score;
+- both projected posteriors: after ``calibrate`` on held-out data (``calibrated``), and by every other score, of which
+  ``generalized_entropy`` is the default before;
 - the baselines, each by every score that it has, with the prior precision chosen by held-out likelihood;
 - the detectors of ``nb.detectors``, and temperature scaling.
 
@@ -26,17 +26,16 @@ import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import nullbayes as nb
 from benchmarks.frame import Settings, Skipped, result
 from benchmarks.measure import Clock
 from benchmarks.rivals import Bench, methods
-from benchmarks.tasks import PARTS, Inputs, Task, batches
-from nullbayes.predictive import SCORES, default_score, score
+from benchmarks.tasks import PARTS, Task, batches
 
 _ALL = "digits+batchnorm+lenet+resnet20+svhn+minilm"
 SMALL = {
@@ -58,7 +57,8 @@ DETECTORS = (
     "MSP", "MaxLogit", "Energy", "GEN", "KNN", "Mahalanobis", "RelativeMahalanobis", "ViM", "ReAct", "SCALE", "FDBD",
     "NNGuide", "GradPCA",
 )  # fmt: skip
-PROJECTED = {"output": nb.ProjectedPosterior, "loss": nb.LossProjectedPosterior}
+PROJECTED = {"output": "ProjectedPosterior", "loss": "LossProjectedPosterior"}
+DEFAULT = "generalized_entropy"  # the score of a posterior that is not calibrated
 LEVELS = (0.01, 0.05, 0.1)
 SETS = 0.1
 CLOSE = 0.01  # what the claim allows beside the best detector of a column
@@ -95,51 +95,34 @@ def run(settings: Settings) -> dict[str, Any]:
 def measure(settings: Settings, task: Task) -> tuple[list[Row], list[Row], list[str]]:
     """Return the AUROC of every method and score against every set, the decisions, and notes."""
     rows, decisions, notes = list[Row](), list[Row](), list[str]()
+    assert task.held_out is not None
     for name, make in _methods(settings, task):
         if settings.options.only and name not in settings.options.only.split("+"):
             continue
         try:
             with Clock(settings.device) as fitting:
-                method, kinds, pred_type = make()
-        except (nb.errors.NullBayesError, torch.OutOfMemoryError, NotImplementedError) as error:
+                method = make()
+        except (nb.errors.NullBayesError, torch.OutOfMemoryError) as error:
             notes.append(f"{name} on {task.name}: {str(error).splitlines()[0]}")
             continue
-        seconds = fitting.seconds
-        print(f"{task.name}, seed {settings.seed}: {name} was fitted in {seconds:.1f} s", flush=True)
-        if "calibrated" in kinds:
-            assert task.held_out is not None
+        if name in PROJECTED.values():
             method.calibrate(batches(task.held_out))
             decisions.append(_decisions(settings, task, name, method))
-        rows += _aurocs(settings, task, name, method, kinds, pred_type, seconds)
+        rows += _aurocs(settings, task, name, method, fitting.seconds)
     return rows, decisions, notes
 
 
-def _aurocs(
-    settings: Settings,
-    task: Task,
-    name: str,
-    method: Any,
-    kinds: Mapping[str, str | None],
-    pred_type: str | None,
-    seconds: float,
-) -> Iterator[Row]:
-    inside = _scores(method, task.test[0], kinds, pred_type)
-    for stranger, x in task.strangers.items():
-        outside = _scores(method, x, kinds, pred_type)
-        for label in kinds:
-            row: Row = {"column": f"{task.name} → {stranger}", "seed": settings.seed, "fit_seconds": seconds}
-            auroc = nb.metrics.auroc(inside[label], outside[label])
-            yield {**row, "method": f"{name}, {label}" if label else name, "auroc": auroc}
-
-
-def _scores(method: Any, x: Inputs, kinds: Mapping[str, str | None], pred_type: str | None) -> dict[str, Tensor]:
-    """Return all scores of some inputs, from one prediction as far as they follow from it."""
-    asked = {} if pred_type is None else {"pred_type": pred_type}
-    prediction = method.predict(x, **asked) if set(kinds.values()) & set(SCORES) else None
-    return {
-        label: score(prediction, method.likelihood, kind) if kind in SCORES else method.ood_score(x, kind)  # type: ignore[arg-type]
-        for label, kind in kinds.items()
-    }
+def _aurocs(settings: Settings, task: Task, name: str, method: Any, seconds: float) -> Iterator[Row]:
+    """Yield the AUROC of each score of a method; a detector is its score."""
+    asked = None if name in DETECTORS else "all"
+    found = nb.evaluate({name: method}, batches(task.test), dict(task.strangers), scores=asked)
+    for row in found.rows:
+        called = name if name in DETECTORS else f"{name}, {row.score}"
+        aurocs = {stranger: figures.auroc for stranger, figures in row.strangers.items()}
+        print(f"{task.name}, seed {settings.seed}, {called} ({seconds:.1f} s): {aurocs}", flush=True)
+        for stranger, auroc in aurocs.items():
+            where = {"column": f"{task.name} → {stranger}", "seed": settings.seed, "fit_seconds": seconds}
+            yield {**where, "method": called, "auroc": auroc}
 
 
 def _decisions(settings: Settings, task: Task, name: str, method: Any) -> Row:
@@ -154,7 +137,7 @@ def _decisions(settings: Settings, task: Task, name: str, method: Any) -> Row:
             f"stranger {i} at {level:g}": float((p <= level).double().mean()) for level in LEVELS
         }
     row["weights"] = ", ".join(f"{k} {v:.2f}" for k, v in method.calibration.weights.items())
-    network = nb.baselines.MAP(method._network.model).fit(*_few(task))
+    network = nb.baselines.MAP(task.model).fit(batches(task.train)[:4])  # which learns nothing from them
     network.calibrate(batches(task.held_out))  # type: ignore[arg-type]
     for who, decides in (("set", method), ("network's set", network)):
         sets = decides.predict_set(task.test[0], SETS)
@@ -165,66 +148,51 @@ def _decisions(settings: Settings, task: Task, name: str, method: Any) -> Row:
     return row
 
 
-def _few(task: Task) -> tuple[list[Any]]:
-    """Return a few of the training data: plain conformal prediction learns nothing from them."""
-    return (batches(task.train)[:4],)
-
-
 # --- methods ----------------------------------------------------------------------------------------------------------
 
 
-def _methods(settings: Settings, task: Task) -> Iterator[tuple[str, Callable[[], tuple[Any, Mapping[str, Any], Any]]]]:
-    """Iterate over names, and functions that fit a method and return it with its scores and its kind of prediction."""
-    for rows, kind in PROJECTED.items():
-        yield kind.__name__, lambda rows=rows, kind=kind: _projected(settings, task, rows, kind)
+def _methods(settings: Settings, task: Task) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Iterate over names, and functions that return the fitted method."""
+    for rows, name in PROJECTED.items():
+        yield name, partial(_projected, settings, task, rows, name)
     bench = _bench(settings, task)
     for name in methods(bench):
-        trained = name in ("SWAG", "DeepEnsemble")
-        if name not in (kind.__name__ for kind in PROJECTED.values()) and (task.build is not None or not trained):
-            yield name, lambda name=name: _baseline(bench, name)
+        needs_training = name in ("SWAG", "DeepEnsemble")
+        if hasattr(nb.baselines, name) and (task.build is not None or not needs_training):
+            yield name, partial(_baseline, bench, name)
     for name in DETECTORS:
-        yield name, lambda name=name: _detector(task, name)
-    yield "TemperatureScaling", lambda: _temperature(task)
+        yield name, partial(_detector, task, name)
+    yield "TemperatureScaling", partial(_temperature, task)
 
 
-def _projected(settings: Settings, task: Task, rows: str, kind: Any) -> tuple[Any, Mapping[str, Any], Any]:
-    posterior = kind(task.model, parameters=task.parameters.get(rows))
-    posterior.fit(batches(task.train), settings.options.samples, generator=settings.generator(), progress=False)
-    others = ("max_variance", "relative_variance", "mutual_information", "entropy", "max_prob_variance", "energy")
-    return (
-        posterior,
-        {"default": default_score(posterior.likelihood), **{name: name for name in others}, "calibrated": "combined"},
-        None,
-    )
+def _projected(settings: Settings, task: Task, rows: str, name: str) -> Any:
+    posterior = getattr(nb, name)(task.model, parameters=task.parameters.get(rows))
+    return posterior.fit(batches(task.train), settings.options.samples, generator=settings.generator(), progress=False)
 
 
 def _bench(settings: Settings, task: Task) -> Bench:
     assert task.held_out is not None
-    o, (x, y) = settings.options, task.train
-    build = task.build or (lambda: task.model)
-    data = ([(x, y)], batches(task.held_out))
+    o, build = settings.options, task.build or (lambda: task.model)
+    data: Any = ([task.train], batches(task.held_out))
     free = task.parameters.get("loss")
     return Bench(task.model, build, *data, o.samples, o.members, task.epochs, o.budget, settings.seed, free)
 
 
-def _baseline(bench: Bench, name: str) -> tuple[Any, Mapping[str, Any], Any]:
+def _baseline(bench: Bench, name: str) -> Any:
     made = methods(bench)[name]()
     made.fit()
     made.tune()
-    if not isinstance(made.posterior, nb.baselines.Baseline):
-        raise NotImplementedError(name)
-    return made.posterior, {kind: kind for kind in made.posterior.scores if kind != "combined"}, made.pred_type
+    return made.posterior
 
 
-def _detector(task: Task, name: str) -> tuple[Any, Mapping[str, Any], Any]:
+def _detector(task: Task, name: str) -> Any:
     free = {"parameters": task.parameters.get("output")} if name == "GradPCA" else {}  # the others take no gradients
-    return getattr(nb.detectors, name)(task.model, **free).fit(batches(task.train)), {"": None}, None
+    return getattr(nb.detectors, name)(task.model, **free).fit(batches(task.train))
 
 
-def _temperature(task: Task) -> tuple[Any, Mapping[str, Any], Any]:
+def _temperature(task: Task) -> Any:
     assert task.held_out is not None
-    scaled = nb.baselines.TemperatureScaling(task.model).fit(batches(task.held_out))
-    return scaled, {kind: kind for kind in ("max_probability", "entropy", "generalized_entropy")}, None
+    return nb.baselines.TemperatureScaling(task.model).fit(batches(task.held_out))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -260,7 +228,7 @@ def _judged(table: list[Row]) -> dict[str, float | None]:
     by = {row["method"]: row for row in table}
     columns = [name for name in table[0] if name not in ("method", "mean")]
     ours = {c: _ours(by, c, "calibrated") for c in columns}
-    plain = {c: _ours(by, c, "default") for c in columns}
+    plain = {c: _ours(by, c, DEFAULT) for c in columns}
     rivals = [by[name] for name in DETECTORS if name in by]
     judged: dict[str, float | None] = {}
     for c in columns:

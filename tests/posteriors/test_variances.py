@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import nullbayes as nb
-from nullbayes.errors import SettingsError
 from nullbayes.projectors import Alternating, Krylov
 from nullbayes.testing import kernel_projector
 from support.drawing import randn
@@ -191,34 +190,3 @@ def test_exact_variances_do_not_depend_on_how_many_rows_fit_in_memory() -> None:
     posterior._prepared.jacobian.working_bytes, posterior._exact = 1, None
     torch.testing.assert_close(posterior.functional_variance(X_NEW, exact=True), whole)
     assert posterior._exact.at_once == 2
-
-
-@each_kind
-def test_the_relative_variance_is_that_of_projected_noise_over_that_of_noise(kind: type) -> None:
-    rows = jacobian(MLP.build(CLASSIFICATION.outputs), X_NEW)  # (n, O, P)
-    projector = kernel_projector(rows_of(kind, CLASSIFICATION))
-    exact = torch.einsum("nop,pq,noq->n", rows, projector, rows) / rows.square().sum((1, 2))
-    posterior = fit_mlp(kind, n_samples=2000, projector=EXACT)
-    found = posterior.ood_score(X_NEW, "relative_variance")
-    torch.testing.assert_close(found, exact, rtol=0.1, atol=0.0)
-    assert bool(((found >= 0.0) & (found <= 1.0)).all())
-    posterior.prior_precision, posterior.temperature = 7.0, 3.0
-    assert torch.equal(posterior.ood_score(X_NEW, "relative_variance"), found)
-    halves = [posterior.ood_score(part, "relative_variance") for part in X_NEW.split(2)]
-    torch.testing.assert_close(torch.cat(halves), found)
-
-
-def test_the_relative_variance_of_training_inputs_is_zero_and_of_new_directions_one() -> None:
-    model, x = nn.Linear(4, 2, bias=False).double(), torch.eye(4, dtype=torch.float64)
-    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:2], torch.tensor([0, 1]), progress=False)
-    found = posterior.ood_score(torch.cat([x, x[1:2] + x[2:3]]), "relative_variance")
-    torch.testing.assert_close(found[:4], torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=torch.float64))
-    assert 0.2 < float(found[4]) < 0.8
-
-
-def test_the_relative_variance_of_a_base_distribution_is_refused() -> None:
-    model, x = nn.Linear(4, 2, bias=False).double(), torch.eye(4, dtype=torch.float64)
-    posterior = nb.ProjectedPosterior(model, prior_precision=1.0)
-    posterior.fit(x[:2], torch.tensor([0, 1]), base=torch.ones(3, 8, dtype=torch.float64), n_samples=3, progress=False)
-    with pytest.raises(SettingsError, match=r"known for noise N\(0, I\) only"):
-        posterior.ood_score(x, "relative_variance")
