@@ -578,3 +578,13 @@ def test_all_scores_of_a_calibrated_method_have_rows_and_one_decides(calibrated:
     found = nb.evaluate({"p": calibrated["ProjectedPosterior"]}, (X, Y), STRANGERS, scores="all")
     assert [row.score for row in found.rows] == ["calibrated", *SCORES, "relative_variance"]
     assert [row.false_alarms is None for row in found.rows] == [False, *(True for _ in (*SCORES, "one more"))]
+
+
+def test_the_combined_score_may_be_named_where_it_was_learned(calibrated: dict[str, Any]) -> None:
+    posterior, detector = calibrated["ProjectedPosterior"], calibrated["KNN"]
+    row = nb.evaluate({"p": (posterior, "combined")}, (X, Y), STRANGERS)["p"]
+    assert torch.equal(row.scores_in, posterior.ood_score(X, "combined").cpu())
+    assert row.false_alarms is not None
+    for method in (detector, fitted(nb.ProjectedPosterior)):
+        with pytest.raises(SettingsError, match=r'not calibrated for "combined": call calibrate\(held_out, kind="comb'):
+            nb.evaluate({"m": method}, (X, Y), STRANGERS, scores="combined")
