@@ -121,6 +121,17 @@ def test_figures_of_labels_are_those_of_the_metrics(likelihood: str, outputs: in
     assert row.aurc == pytest.approx(nb.metrics.aurc(posterior.ood_score(X), wrong), rel=1e-12)
 
 
+def test_a_certain_and_wrong_label_costs_what_the_metric_says() -> None:
+    model = nb.as_module(lambda p, x: x * p["w"], {"w": torch.full((1,), 40.0)})
+    x, y = torch.tensor([[1.0], [-1.0], [1.0], [0.02]]), torch.tensor([1, 0, 0, 1])
+    network = nb.baselines.MAP(model, "binary").fit(x, y)
+    probs = network.predict(x).probs
+    assert float(probs[2]) == 1.0  # in float32
+    row = nb.evaluate([network], (x, y), {"zeros": torch.zeros(2, 1)}).rows[0]
+    assert row.nll == pytest.approx(nb.metrics.nll(probs[:, 0], y), rel=1e-12)
+    assert row.nll > 21.0
+
+
 def test_a_loss_of_ones_own_is_the_selective_risk() -> None:
     def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs - targets).abs().sum(1)
@@ -567,3 +578,13 @@ def test_all_scores_of_a_calibrated_method_have_rows_and_one_decides(calibrated:
     found = nb.evaluate({"p": calibrated["ProjectedPosterior"]}, (X, Y), STRANGERS, scores="all")
     assert [row.score for row in found.rows] == ["calibrated", *SCORES, "relative_variance"]
     assert [row.false_alarms is None for row in found.rows] == [False, *(True for _ in (*SCORES, "one more"))]
+
+
+def test_the_combined_score_may_be_named_where_it_was_learned(calibrated: dict[str, Any]) -> None:
+    posterior, detector = calibrated["ProjectedPosterior"], calibrated["KNN"]
+    row = nb.evaluate({"p": (posterior, "combined")}, (X, Y), STRANGERS)["p"]
+    assert torch.equal(row.scores_in, posterior.ood_score(X, "combined").cpu())
+    assert row.false_alarms is not None
+    for method in (detector, fitted(nb.ProjectedPosterior)):
+        with pytest.raises(SettingsError, match=r'not calibrated for "combined": call calibrate\(held_out, kind="comb'):
+            nb.evaluate({"m": method}, (X, Y), STRANGERS, scores="combined")

@@ -197,6 +197,19 @@ def test_calibrate_takes_a_function_for_a_mask_and_no_array() -> None:
     assert not torch.equal(plain, every)
 
 
+def test_a_score_of_whole_inputs_refuses_a_mask_in_the_combined_score_too() -> None:
+    posterior = nb.baselines.LocalEnsemble(tagger()).fit(batched(*sentences(4, 0), 2), progress=False)
+    held, _ = sentences(60, 1)
+    for kind in ("local_ensemble", "combined"):
+        assert posterior.calibrate(held, kind=kind).p_value(held).shape == (60,)
+        for answer in (
+            lambda mask: posterior.p_value(held, mask=mask),
+            lambda mask: posterior.calibrate(held, mask=mask),
+        ):
+            with pytest.raises(SettingsError, match='"local_ensemble" is of whole inputs: it takes no mask'):
+                answer(lambda x: x["attention_mask"])
+
+
 def test_positions_that_training_ignored_are_warned_of() -> None:
     """Without an attention mask nobody knows which of them are padding."""
     x, y = sentences(120, 1)

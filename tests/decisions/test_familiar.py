@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import nullbayes as nb
 from nullbayes.decisions import familiar
 from nullbayes.decisions.familiar import Familiar, remember
-from nullbayes.errors import FileError
+from nullbayes.errors import DataError, FileError
 from nullbayes.hashing import checksums
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import OUTPUTS
@@ -127,6 +127,27 @@ def test_training_inputs_are_found_whatever_their_labels() -> None:
     assert found.seen_in(checksums([mixed], 50)).tolist() == [False] * 40 + [True] * 10
     other = remembered(network(), x, (y + 1) % 3)
     assert torch.equal(found.sums, other.sums)
+
+
+def test_training_inputs_are_found_whatever_the_order_of_a_mapping_and_the_width_of_tokens() -> None:
+    """Tokenizers and tables of tokens name the same tensors in different orders, and numpy has tokens of 32 bits."""
+
+    def forward(p: dict[str, Tensor], tokens: Tensor, amounts: Tensor) -> Tensor:
+        return p["table"][tokens.long()].mean(1) * amounts
+
+    generator = torch.Generator().manual_seed(0)
+    model = nb.as_module(forward, {"table": torch.randn(30, 3, generator=generator)})
+    tokens, amounts = torch.randint(30, (50, 4), generator=generator), torch.rand(50, 1, generator=generator)
+    posterior = nb.baselines.MAP(model).fit([{"tokens": tokens, "amounts": amounts, "labels": tokens[:, 0] % 3}])
+    for same in (
+        {"tokens": tokens, "amounts": amounts},
+        {"amounts": amounts, "tokens": tokens},
+        {"amounts": amounts.double().numpy(), "tokens": tokens.int().numpy()},
+    ):
+        with pytest.raises(DataError, match="50 of the 50 held-out inputs are training data"):
+            posterior.calibrate(same, kind="energy")
+    swapped = {"tokens": tokens.flip(1), "amounts": amounts}
+    assert posterior.calibrate(swapped, kind="energy").calibration is not None
 
 
 def test_a_small_change_makes_a_new_input() -> None:

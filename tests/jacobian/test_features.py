@@ -179,6 +179,26 @@ def test_a_layer_that_only_some_examples_reach_is_not_taken_if_the_first_ones_do
     assert find_last_layer(Network(model), x) == ("gate", False)
 
 
+class _Pair(nn.Linear):
+    def forward(self, x: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return super().forward(x), None
+
+
+class _ByName(nn.Linear):
+    def forward(self, kind: str, *, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+def test_layers_that_take_and_return_something_else_than_a_tensor_do_not_stop_a_fit() -> None:
+    pair = wired(lambda self, x: self.head(self.first(x))[0], first=nn.Linear(4, 5), head=_Pair(5, 3))
+    assert find_last_layer(Network(pair), draw(5, 4)) == ("head", False)
+    by_name = wired(lambda self, x: self.head("all", x=self.first(x)), first=nn.Linear(4, 5), head=_ByName(5, 3))
+    assert find_last_layer(Network(by_name), draw(5, 4)) == ("first", False)
+    for model in (pair, by_name):
+        posterior = nb.baselines.MAP(model).fit(draw(50, 4), draw(50, 3).argmax(1))
+        assert posterior.calibrate(draw(60, 4, seed=1), kind="combined").p_value(draw(2, 4)).shape == (2,)
+
+
 # --- what is read -----------------------------------------------------------------------------------------------------
 
 

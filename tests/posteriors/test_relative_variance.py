@@ -65,3 +65,19 @@ def test_a_base_distribution_is_refused() -> None:
     fitted = posterior(base=lambda n, generator: torch.randn(n, 12, generator=generator, dtype=torch.float64))
     with pytest.raises(nb.errors.SettingsError, match='use "max_variance"'):
         fitted.ood_score(X, "relative_variance")
+
+
+def test_batches_of_different_lengths_score_as_each_alone() -> None:
+    """Sequences, of which a network with one vector per position makes one output per position."""
+    made = nb.ProjectedPosterior(nn.Linear(6, 2, bias=False).double(), prior_precision=1.0)
+    made.fit(X[None, :3], torch.tensor([[0, 1, 0]]), n_samples=10, progress=False)
+    short, long = X[None, 1:5], X[None] + X.roll(1, 0)
+    for kind in ("relative_variance", "max_variance"):
+        expected = torch.cat([made.ood_score(short, kind), made.ood_score(long, kind)])
+        torch.testing.assert_close(made.ood_score([short, long], kind), expected)
+    counts = lambda x: torch.arange(x.shape[1])[None].expand(x.shape[:2]) < 4  # noqa: E731
+    at_positions = made.ood_score(long, "relative_variance", per="position")
+    expected = torch.cat([made.ood_score(short, "relative_variance"), at_positions[:, :4].mean(1)])
+    torch.testing.assert_close(made.ood_score([short, long], "relative_variance", mask=counts), expected)
+    with pytest.raises(nb.errors.DataError, match="pad them to one length"):
+        made.ood_score([short, long], "relative_variance", per="position")

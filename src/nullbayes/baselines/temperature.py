@@ -44,7 +44,7 @@ class TemperatureScaling(Baseline):
 
     Logits are divided by the temperature, so the predicted classes are those of the network; for a regression, the
     variance of the noise is multiplied by it. Scores are those of :class:`MAP <nullbayes.baselines.MAP>`, of which
-    those of probabilities follow the temperature.
+    "max_probability" and "entropy" follow the temperature.
 
     Parameters
     ----------

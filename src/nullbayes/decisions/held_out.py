@@ -12,8 +12,15 @@ from torch import Tensor
 from nullbayes.decisions import answers, statistics
 from nullbayes.decisions.strangers import strangers
 from nullbayes.errors import DataError, warn
-from nullbayes.hashing import checksums
-from nullbayes.jacobian.batches import described, inputs_of, is_array, join_examples, leaves, n_examples, take_examples
+from nullbayes.jacobian.batches import (
+    described,
+    input_checksums,
+    inputs_of,
+    is_array,
+    join_examples,
+    n_examples,
+    take_examples,
+)
 from nullbayes.predictive import SCORES, Mask, Prediction, default_score, stream
 
 COMBINED = "combined"
@@ -123,7 +130,7 @@ def _unseen(posterior: Any, x: Any, n: int) -> Tensor:  # bool (n,)
     """Return which inputs are no training inputs."""
     if posterior._familiar is None:
         return torch.ones(n, dtype=torch.bool, device="cpu")
-    seen: Tensor = posterior._familiar.seen_in(checksums(leaves(x), n))
+    seen: Tensor = posterior._familiar.seen_in(input_checksums(x, n))
     return ~seen
 
 

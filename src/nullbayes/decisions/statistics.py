@@ -29,7 +29,7 @@ def names(posterior: Any) -> tuple[str, ...]:
 def statistics(posterior: Any, x: Any, prediction: Prediction | None, mask: Mask) -> Tensor:  # (n, k) float64
     """Return the statistics of some inputs; each is higher for stranger inputs.
 
-    ``prediction`` is that of the posterior, or None for a method that is only a score.
+    ``prediction`` is that of the posterior, with the mask, or None for a method that is only a score.
     """
     familiar, own, likelihood = posterior._familiar, posterior._scoring.membership, posterior.likelihood
     columns = []
@@ -39,7 +39,7 @@ def statistics(posterior: Any, x: Any, prediction: Prediction | None, mask: Mask
     columns += list(familiar.distances(seen.features).T)
     if own is not None:
         shared = prediction is not None and own in SCORES
-        last = score(prediction, likelihood, own) if shared else posterior.ood_score(x, own)  # type: ignore[arg-type]
+        last = score(prediction, likelihood, own) if shared else posterior.ood_score(x, own, mask=mask)  # type: ignore[arg-type]
         columns.append(last.double().clamp_min(_SMALLEST).log())
     return torch.stack([column.double() for column in columns], dim=1)
 

@@ -124,8 +124,12 @@ def _kinds(name: str, method: Any, asked: str | None, for_all: bool) -> dict[str
             msg = f"{type(method).__name__} has no score for a {method.likelihood.name} likelihood: leave it out."
             raise SettingsError(msg)
         return found
-    if asked is None and calibrated:
+    if calibrated and (asked is None or asked == COMBINED == method.calibration.kind):
         return {name: None}
+    if asked == COMBINED and COMBINED in method.scores:
+        what = f"{name!r} ({type(method).__name__})"
+        msg = f'{what} is not calibrated for "{COMBINED}": call calibrate(held_out, kind="{COMBINED}") first.'
+        raise SettingsError(msg)
     if asked is None:
         asked = method._scoring.default
     if asked not in known:

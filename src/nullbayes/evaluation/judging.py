@@ -80,12 +80,14 @@ def _judge_classes(probs: Tensor, likelihood: Likelihood, targets: Tensor) -> Ju
         msg = "The targets are probabilities, and figures of merit need classes: pass integer labels."
         raise LikelihoodError(msg)
     floor = torch.finfo(probs.dtype).tiny  # as in `nullbayes.metrics.nll`
-    choices = likelihood.choice_probabilities(probs.double())
+    wide = probs.double()
+    binary = likelihood.independent_outputs
+    choices = torch.stack((1.0 - wide, wide), dim=-1) if binary else likelihood.choice_probabilities(wide)
     table, n = choices.reshape(-1, choices.shape[-1]), len(probs)
     labels = targets.reshape(-1).long()
     counted = labels != getattr(likelihood, "ignore_index", -100)
     labels = labels.masked_fill(~counted, 0)
-    predicted = (table[:, 1] >= 0.5).long() if likelihood.independent_outputs else table.argmax(1)
+    predicted = (table[:, 1] >= 0.5).long() if binary else table.argmax(1)
     correct, confidence = (predicted == labels).double(), table.amax(1)
     nll = -table.gather(1, labels[:, None])[:, 0].clamp(min=floor).log()
     edges = torch.arange(1, N_BINS, dtype=torch.float64, device="cpu") / N_BINS

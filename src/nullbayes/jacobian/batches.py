@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import DataError
+from nullbayes.hashing import checksums
 
 BatchFn = Callable[[Any], tuple[Any, Tensor]]
+_TOKENS = (torch.bool, torch.int16, torch.int32)  # hashed as int64; bytes stay, which images are made of
 _TARGETS = ("labels", "label", "targets", "target", "y")
 _WEIGHTS = ("weight", "weights", "sample_weight", "sample_weights")
 _NO_WEIGHTS = (
@@ -30,6 +32,18 @@ def leaves(x: Any) -> Iterator[Tensor]:
     elif isinstance(x, (tuple, list)):
         for value in x:
             yield from leaves(value)
+
+
+def input_checksums(x: Any, n: int) -> Tensor:  # (n,) int64
+    """Return the checksum of each of ``n`` inputs, whatever the order of a mapping and the width of tokens."""
+    return checksums((leaf.long() if leaf.dtype in _TOKENS else leaf for leaf in leaves(_sorted(x))), n)
+
+
+def _sorted(x: Any) -> Any:
+    """Return inputs with the names of each mapping in alphabetical order."""
+    if isinstance(x, Mapping):
+        return {name: _sorted(x[name]) for name in sorted(x, key=str)}
+    return [_sorted(part) for part in x] if isinstance(x, (tuple, list)) else x
 
 
 def map_leaves(function: Callable[..., Any], x: Any, *others: Any) -> Any:

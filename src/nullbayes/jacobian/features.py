@@ -142,12 +142,13 @@ def find_last_layer(network: Network, x: Any) -> tuple[str, bool]:
 
     ``x`` are inputs of which the first few are used. The name is `OUTPUTS` if there is no layer with usable inputs.
     """
-    found: list[tuple[str, Tensor, Tensor]] = []
+    found: list[tuple[str, Any, Any]] = []
     few = take_examples(x, 0, _FEW)
 
     def watcher(name: str) -> Any:
-        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            found.append((name, next(iter((*args, *kwargs.values()))), output.clone()))  # may be changed in place
+        def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            result = output.clone() if isinstance(output, Tensor) else None  # may be changed in place
+            found.append((name, next(iter((*args, *kwargs.values())), None), result))
 
         return keep
 
@@ -161,12 +162,13 @@ def find_last_layer(network: Network, x: Any) -> tuple[str, bool]:
             for handle in handles:
                 handle.remove()
     names = [name for name, _, _ in found]
-    usable = [  # called once, with an entry per example
+    usable = [  # called once, with an entry per example; layers of one's own may take and return anything
         (name, given, result)
         for name, given, result in found
-        if names.count(name) == 1 and given.ndim > 1 and len(given) == len(outputs)
+        if names.count(name) == 1 and isinstance(given, Tensor) and given.ndim > 1 and len(given) == len(outputs)
     ]
     for name, _, result in reversed(usable):
-        if result.numel() == outputs.numel() and torch.equal(result.reshape(-1).to(outputs), outputs.reshape(-1)):
+        same_size = result is not None and result.numel() == outputs.numel()
+        if same_size and torch.equal(result.reshape(-1).to(outputs), outputs.reshape(-1)):
             return name, True
     return (usable[-1][0], False) if usable else (OUTPUTS, False)

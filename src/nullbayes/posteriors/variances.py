@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
+from nullbayes.jacobian.batches import BatchFn, is_array, n_examples, take_examples
 from nullbayes.jacobian.products import linearized, output_rows
 from nullbayes.posteriors.arguments import normal
 from nullbayes.posteriors.measure import Prepared
@@ -27,7 +27,7 @@ from nullbayes.posteriors.measured import Measured
 from nullbayes.posteriors.plan import described
 from nullbayes.posteriors.scoring import Scoring
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Mask, Masks, default_score, pooled, stream
+from nullbayes.predictive import Mask, Masks, default_score, joined, pooled, stream
 from nullbayes.projectors import Outcome, StepSchedule
 
 _REPLAYED = 30  # samples whose steps are replayed
@@ -50,15 +50,20 @@ def relative_variance(self: Any, x: Any, per: str, mask: Mask) -> Tensor:  # (N,
     network.check_unchanged()
     noise = normal(network, self._need_measured().seed, 0, n).to(self.directions)
     both = torch.cat([self.directions, noise])
+    together = is_array(mask) or per != "input"  # else lengths may differ
     parts, masks = [], Masks(likelihood, mask)
     for piece in stream(x, network, self._batch_fn, len(both)):
         outputs, changes = linearized(network, piece, both)
+        masks = masks if together else Masks(likelihood, mask)
         masks.look(piece, outputs)
         units = likelihood.noise_variance(outputs)
         squares = changes.square() if units is None else changes.square() / units
         after, before = (likelihood.at_positions(part.mean(0), largest=False) for part in (squares[:n], squares[n:]))
-        parts.append((after / before.clamp_min(torch.finfo(before.dtype).tiny)).clamp_max(1.0))
-    found = torch.cat(parts)
+        ratio = (after / before.clamp_min(torch.finfo(before.dtype).tiny)).clamp_max(1.0)
+        parts.append(ratio if together else pooled(ratio, masks.joined(outputs)))
+    found = joined(parts)
+    if not together:
+        return found
     whole = masks.joined(outputs.new_zeros(len(found), *outputs.shape[1:]))
     return pooled(found, whole, per)
 
