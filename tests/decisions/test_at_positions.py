@@ -191,10 +191,15 @@ def test_calibrate_takes_a_function_for_a_mask_and_no_array() -> None:
     with pytest.raises(SettingsError, match="mask is a function of the inputs, mask=lambda"):
         posterior.calibrate(x, y, mask=x["attention_mask"])
     plain = posterior.calibrate(x, y).p_value(x)
-    same = posterior.calibrate(x, y, mask=lambda inputs: inputs["attention_mask"]).p_value(x)
-    assert torch.equal(plain, same)
+    own = posterior.calibrate(x, y, mask=lambda inputs: inputs["attention_mask"])
+    assert torch.equal(plain, own.p_value(x, mask=x["attention_mask"]))
+    for other in (None, "all"):
+        with pytest.raises(SettingsError, match="calibrated with a mask: pass mask="):
+            own.p_value(x, mask=other)
     every = posterior.calibrate(x, y, mask="all").p_value(x, mask="all")
     assert not torch.equal(plain, every)
+    with pytest.raises(SettingsError, match='calibrated with mask="all": pass mask='):
+        posterior.is_ood(x)
 
 
 def test_a_score_of_whole_inputs_refuses_a_mask_in_the_combined_score_too() -> None:
@@ -310,7 +315,12 @@ def test_several_labels_at_each_position() -> None:
     posterior.fit([({k: v[:4] for k, v in x.items()}, y[:4])], 4, progress=False)
     posterior.calibrate([({k: v[4:] for k, v in x.items()}, y[4:])])
     limit = torch.sort(posterior.calibration.errors).values[math.ceil(0.8 * 59) - 1]
-    assert torch.equal(posterior.predict_set(x, 0.2), posterior.predict(x).probs >= -limit)
+    sets, probs = posterior.predict_set(x, 0.2), posterior.predict(x).probs
+    assert sets.shape == (120, T, 2, 2)  # no and yes for each
+    torch.testing.assert_close(sets[..., 1], probs >= -limit)
+    torch.testing.assert_close(sets[..., 0], 1 - probs >= -limit)
+    inside = sets.gather(-1, y[..., None])[4:]
+    assert 0.7 < float(inside.double().mean()) < 0.9
 
 
 def test_a_random_position_is_drawn_among_those_that_count() -> None:

@@ -167,7 +167,7 @@ def test_gradpca_says_what_to_do_when_memory_is_short() -> None:
 
 
 def test_vim_needs_something_outside_of_the_principal_directions() -> None:
-    with pytest.raises(SettingsError, match=r"pass directions=\.\.\., less than 8"):
+    with pytest.raises(SettingsError, match=r"leave directions out, or pass fewer"):
         fitted(detectors.ViM, directions=8)
 
 

@@ -71,7 +71,7 @@ def check_numbers(likelihood: Likelihood) -> None:
 def label_sets(likelihood: Likelihood, prediction: Prediction, limit: Tensor) -> Tensor:  # bool
     """Return which labels have an error up to a limit."""
     assert prediction.probs is not None
-    if likelihood.name == "multilabel":
+    if likelihood.name == "multilabel" and prediction.probs.ndim == 2:
         return -prediction.probs <= limit
     choices = likelihood.choice_probabilities(prediction.probs)
     inside = -choices <= limit

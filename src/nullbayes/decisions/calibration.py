@@ -35,12 +35,15 @@ class Calibration:
         How many held-out examples the weights were learned from. The others are ranked.
     scores : Tensor (m,)
         Scores of the held-out examples that are ranked.
-    errors : Tensor (m,) or (m, O), or None
-        How far predictions were from the targets of these examples; None without targets.
+    errors : Tensor (k,) or (k, O), or None
+        How far predictions were from the targets of these examples, without those whose targets are ignored; None
+        without targets.
     position_kind : str
         The score of single positions, if outputs have positions; else empty.
-    position_scores : Tensor (m,) or None
+    position_scores : Tensor (k,) or None
         That score at one random position of each of these examples.
+    mask : str
+        How positions were masked: "all" or "given" if a mask was passed, else empty.
     prior_precision, temperature, n_samples : float, float, int
         Of the posterior when it was calibrated. With others it has to be calibrated again.
 
@@ -66,6 +69,7 @@ class Calibration:
     errors: Tensor | None
     position_kind: str
     position_scores: Tensor | None
+    mask: str
     prior_precision: float
     temperature: float
     n_samples: int
@@ -88,7 +92,8 @@ class Calibration:
         lines += [(f"  {name}", f"{weight:.2f}") for name, weight in self.weights.items()]
         if self.combine is not None:
             kinds = ", ".join(self.strangers).replace("_", " ")
-            lines.append(("weights", f"learned from {self.n_learned:,} held-out examples and strangers: {kinds}"))
+            how = f"learned from {self.n_learned:,} held-out examples and strangers: {kinds}"
+            lines.append(("weights", how if kinds else "equal: no strangers could be made of these inputs"))
         lines.append(("ranked", f"{len(self.scores):,} held-out examples"))
         width = max(17, *(len(name) for name, _ in lines))
         return "\n".join(f"{name:<{width}} {value}" for name, value in lines)
@@ -97,7 +102,7 @@ class Calibration:
 def _check(found: Calibration) -> None:
     """Refuse values that no calibration has."""
     numbers = (found.prior_precision, found.temperature, found.n_samples, found.n_learned)
-    texts = (found.kind, found.position_kind, *found.statistics, *found.strangers)
+    texts = (found.kind, found.position_kind, found.mask, *found.statistics, *found.strangers)
     parts = () if found.combine is None else (found.combine.weights, found.combine.mean, found.combine.scale)
     if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
         msg = "settings that are no numbers"

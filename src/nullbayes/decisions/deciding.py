@@ -111,6 +111,7 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
         errors=_numbers(held.errors, ranked),
         position_kind="" if held.position_scores is None else position_kind(posterior, kind),
         position_scores=_numbers(held.position_scores, ranked),
+        mask=_kind_of(mask),
         prior_precision=posterior.prior_precision,
         temperature=posterior.temperature,
         n_samples=posterior.n_samples,
@@ -147,6 +148,7 @@ def p_value(self: Any, x: Any, *, per: str = "input", mask: Mask = None) -> Tens
     if per not in PER:
         msg = f"per must be one of {', '.join(PER)}, not {per!r}."
         raise SettingsError(msg)
+    _check_mask(found, mask)
     if per == "input":
         return p_values(found.scores.to(self._network.device), self.ood_score(x, found.kind, mask=mask).double())
     if found.position_scores is None:
@@ -193,8 +195,8 @@ def predict_set(self: Any, x: Any, alpha: float = 0.1, *, mask: Mask = None) -> 
     Tensor (N, C) of bool
         True for the labels in the set. An empty set means that no label is plausible. "binary" has two columns, no and
         yes. For "multilabel" the set holds all labels that apply, with that probability. Outputs with positions have a
-        set for each, in the shape of the probabilities ("binary": with no and yes in a last dimension more), and the
-        guarantee is for a random position.
+        set for each, in the shape of the probabilities ("binary" and "multilabel": with no and yes in a last dimension
+        more), and the guarantee is for a random position.
     """
     self._check_fitted()
     answers.check_labels(self._likelihood)
@@ -212,7 +214,8 @@ def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Ten
     x
         As for :meth:`predict`.
     alpha : float
-        The target of an input like the held-out data is outside with at most this probability, for each output.
+        The target of an input like the held-out data is outside with at most this probability, for each output; for
+        outputs with positions, at a random position.
 
     Returns
     -------
@@ -240,6 +243,19 @@ def combined_score(posterior: Any, x: Any, per: str, mask: Mask) -> Tensor:  # (
         msg = f"The calibration has other statistics than {type(posterior).__name__}: calibrate it again."
         raise NotFittedError(msg)
     return torch.cat([found.combine(part) for part in statistics.combined(posterior, x, mask)])
+
+
+def _kind_of(mask: Mask) -> str:
+    """Return how positions are masked: by the inputs' own mask if there is one, not at all, or as the user says."""
+    return "" if mask is None else "all" if isinstance(mask, str) else "given"
+
+
+def _check_mask(found: Calibration, mask: Mask) -> None:
+    """Refuse to compare scores of masked positions with those of all."""
+    if found.mask and _kind_of(mask) != found.mask:
+        how = 'mask="all"' if found.mask == "all" else "a mask"
+        msg = f"The posterior was calibrated with {how}: pass mask=... here as well."
+        raise SettingsError(msg)
 
 
 def need_calibration(self: Any) -> Calibration:

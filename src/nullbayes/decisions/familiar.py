@@ -20,6 +20,7 @@ from nullbayes.limits import OutOfMemory, attempt
 NEIGHBOURS = (1, 10, 50)
 _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
 _SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
+_FEW = 7  # examples that the last layer is looked for with
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
 _ROUNDING = 1e-7  # of a squared distance in float32
 
@@ -70,7 +71,7 @@ class Familiar:
 
 
 def remember(network: Network, examples: Examples) -> Familiar | None:
-    """Read the features of some training examples; None where memory is too small for a single one."""
+    """Read the features of some training examples; None where memory is too small for a few."""
     for size in _SIZES:
         found = attempt(partial(_remembered, network, examples, size))
         if not isinstance(found, OutOfMemory):
@@ -79,7 +80,7 @@ def remember(network: Network, examples: Examples) -> Familiar | None:
 
 
 def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
-    first = examples.read(0, min(2, len(examples)))[0]
+    first = examples.read(0, min(_FEW, len(examples)))[0]
     layer, _ = find_last_layer(network, first)
     try:
         features = _features(FeatureReader(network, layer), first, examples, size)

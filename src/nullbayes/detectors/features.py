@@ -84,7 +84,7 @@ class FeatureScore(NetworkItself):
     def fit(self, context: FitContext) -> Learned[FeatureState]:
         """Read the features of all training examples once, and learn from them."""
         network, examples = context.network, context.rows.examples
-        few = examples.read(0, min(2, len(examples)))[0]
+        few = examples.read(0, min(7, len(examples)))[0]
         if self.needs_classes:
             check_classes(context.name, context.rows.likelihood, network.output_shape(few))
         layer = find_last_layer(network, few)[0] if self.features is None else self.features

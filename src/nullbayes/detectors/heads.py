@@ -52,7 +52,7 @@ class _VirtualLogit(FeatureScore):
         if kept >= rank:
             msg = (
                 f"The training features vary in {rank} directions, so nothing of them is outside of {kept} principal "
-                f"ones: pass directions=..., less than {rank}, and more training examples if there are few."
+                f"ones: leave directions out, or pass fewer, and more training examples if there are few."
             )
             raise SettingsError(msg)
         rest = vectors[:, : len(values) - kept]
