@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "io": {"errors", "hashing"},
     "priors": {"errors", "linalg"},
     "predictive": {"errors", "jacobian", "likelihoods", "limits"},
-    "decisions": {"errors", "hashing", "jacobian", "likelihoods", "limits", "precision", "predictive"},
+    "decisions": {"errors", "hashing", "jacobian", "likelihoods", "limits", "metrics", "precision", "predictive"},
     "posteriors": _BELOW_POSTERIORS,
     "baselines": (_BELOW_POSTERIORS - {"hashing", "io", "projectors"}) | {"posteriors"},
     "detectors": {"baselines", "errors", "jacobian", "likelihoods", "linalg", "precision", "predictive"},

@@ -110,6 +110,7 @@ def test_sets_do_not_change_with_the_size_of_a_batch() -> None:
     assert torch.equal(posterior.predict_set([x[:20], x[20:]]), posterior.predict_set(x))
 
 
+@pytest.mark.filterwarnings("ignore:alpha=")
 def test_rounding_takes_no_label_out_of_a_set() -> None:
     """Of few different inputs, many have the error that is the limit, up to the rounding of their batch."""
     x = torch.cartesian_prod(*(torch.arange(3.0) for _ in range(4)))  # 81 inputs

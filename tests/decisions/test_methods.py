@@ -78,7 +78,7 @@ def test_every_method_can_be_calibrated_by_the_combined_score(method: Method) ->
     own = own_score(method)
     last = () if own is None else (f"log {own}",)
     confidence = ("generalized_entropy", "energy") if method.samples else ()
-    distances = ("neighbour 1", "neighbour 10", "neighbour 50")
+    distances = ("neighbour in the table", "neighbour 1", "neighbour 10", "neighbour 50")
     assert found.statistics == (*confidence, *distances, *last)
     assert len(posterior.p_value(NEW).unique()) > 5
 
@@ -182,7 +182,17 @@ def test_statistics_of_another_method_are_refused(tmp_path: Path) -> None:
     calibrated(PROJECTED[0]).save(path)
     rewritten(
         path,
-        header(statistics=["generalized_entropy", "energy", "neighbour 1", "neighbour 10", "neighbour 50", "log scod"]),
+        header(
+            statistics=[
+                "generalized_entropy",
+                "energy",
+                "neighbour in the table",
+                "neighbour 1",
+                "neighbour 10",
+                "neighbour 50",
+                "log scod",
+            ]
+        ),
     )
     with pytest.raises(NotFittedError, match="other statistics than ProjectedPosterior: calibrate it again"):
         nb.load(path, MLP.build()).p_value(NEW)

@@ -15,6 +15,7 @@ from support.drawing import rand, randint, randn
 EXCHANGES = ["features", "halves"]
 OF_TOKENS = [*EXCHANGES, "half_features", "order"]
 CHANGES = ["mixture", "noise", "some_noise", "negative"]
+OF_TABLES = ["far", "shift"]
 OF_IMAGES = ["lower_halves", "patches", "pixels", "blur", "flip"]  # and "turn", for square ones
 
 
@@ -71,14 +72,18 @@ KINDS: dict[str, list[str]] = {
     "whole images": [*EXCHANGES, "half_features"],
     "tokens": OF_TOKENS,
     "sentences": OF_TOKENS,
-    "numbers": ["features", *CHANGES],
+    "numbers": ["features", *CHANGES, *OF_TABLES],
+    "images of one pixel": EXCHANGES + CHANGES,
+    "small images": EXCHANGES + CHANGES,
+    "volumes": EXCHANGES + CHANGES,
+    "embeddings": EXCHANGES + CHANGES,
 }
 each_input = pytest.mark.parametrize("name", INPUTS)
 
 
 @each_input
 def test_every_kind_that_applies_is_made(name: str) -> None:
-    found, wanted = set(made(INPUTS[name])), set(KINDS.get(name, EXCHANGES + CHANGES))
+    found, wanted = set(made(INPUTS[name])), set(KINDS.get(name, EXCHANGES + CHANGES + OF_TABLES))
     assert found <= wanted
     if name not in ("numbers", "one column", "two"):  # where an exchange may change too few
         assert found == wanted
@@ -287,3 +292,12 @@ def test_sentences_of_different_lengths_have_no_strangers() -> None:
     lengths = torch.arange(3, 9)
     mask = (torch.arange(8) < lengths[:, None]).long()
     assert made({"input_ids": torch.arange(1, 49).view(6, 8) * mask, "attention_mask": mask}) == {}
+
+
+def test_rows_of_a_table_go_far_away() -> None:
+    x = table(50)
+    found = made(x)
+    torch.testing.assert_close(found["far"] - x.mean(0), 3 * (x - x.mean(0)))
+    steps = (found["shift"] - x) / x.std(0)
+    torch.testing.assert_close(steps.abs(), torch.full_like(x, 4.0), rtol=1e-2, atol=0)
+    assert bool((steps > 0).all()) or bool((steps < 0).all())

@@ -123,6 +123,6 @@ def test_a_stranger_beyond_all_bounds_decides_nothing() -> None:
 
 
 def test_what_is_not_finite_is_very_strange_whatever_its_weight() -> None:
-    found = Weights((0.0, 1.0), (0.0, 0.0), (1.0, 1.0))
+    found = Weights((0.0, 1.0), (0.0, 0.0), (1.0, 1.0), (9.0, 9.0))
     statistics = torch.tensor([[torch.nan, 1.0], [torch.inf, 2.0], [0.0, torch.nan], [0.0, 3.0]]).double()
     assert found(statistics).tolist() == [1e30, 1e30, 1e30, 3.0]

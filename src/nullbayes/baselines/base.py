@@ -284,7 +284,7 @@ class Baseline(SamplePosterior):
         flat = self._network.theta + self.directions[i] / self.prior_precision**0.5
         return self._method.sampled(self._need_fit().state, self._network, i, flat)
 
-    def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
+    def _evaluate(self, loader: Iterable[Any], purpose: str = "") -> tuple[Tensor, Tensor, Tensor]:
         self._need_samples()
         outputs, changes, targets = [], [], []
         for x, y in self._pieces(loader):

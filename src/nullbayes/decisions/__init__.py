@@ -20,3 +20,4 @@ from nullbayes.decisions.deciding import predict_interval as predict_interval
 from nullbayes.decisions.deciding import predict_set as predict_set
 from nullbayes.decisions.familiar import Familiar as Familiar
 from nullbayes.decisions.familiar import remember as remember
+from nullbayes.decisions.familiar import watched as watched

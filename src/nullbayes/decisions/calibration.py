@@ -80,11 +80,11 @@ class Calibration:
         return {} if self.combine is None else dict(zip(self.statistics, self.combine.weights, strict=True))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the scores of the examples as plain numbers and strings, for JSON."""
+        """Return everything as plain numbers and strings, for JSON; of the ranked examples their number alone."""
         found = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in _TENSORS}
         combine = None if self.combine is None else {k: list(v) for k, v in dataclasses.asdict(self.combine).items()}
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
-        return {**plain, "combine": combine}
+        return {**plain, "combine": combine, "n_ranked": len(self.scores)}
 
     def __str__(self) -> str:
         """Lay the calibration out as a table."""
@@ -103,7 +103,7 @@ def _check(found: Calibration) -> None:
     """Refuse values that no calibration has."""
     numbers = (found.prior_precision, found.temperature, found.n_samples, found.n_learned)
     texts = (found.kind, found.position_kind, found.mask, *found.statistics, *found.strangers)
-    parts = () if found.combine is None else (found.combine.weights, found.combine.mean, found.combine.scale)
+    parts = () if found.combine is None else dataclasses.astuple(found.combine)
     if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
         msg = "settings that are no numbers"
         raise ValueError(msg)
@@ -111,7 +111,7 @@ def _check(found: Calibration) -> None:
         msg = "kinds and statistics that do not fit"
         raise ValueError(msg)
     if not all(math.isfinite(number) for part in parts for number in part) or any(
-        weight < 0.0 or scale <= 0.0 for weight, scale in zip(*parts[::2], strict=True)
+        weight < 0.0 or scale <= 0.0 for weight, _, scale, _ in zip(*parts, strict=True)
     ):
         msg = "weights that are no weights"
         raise ValueError(msg)
@@ -144,7 +144,9 @@ def from_file(header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -
         return None
     try:
         values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in header.items()
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in header.items()
+            if name != "n_ranked"
         }
         combine = values["combine"]
         if combine is not None:

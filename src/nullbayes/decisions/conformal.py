@@ -13,7 +13,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from nullbayes.errors import SettingsError
+from nullbayes.errors import SettingsError, warn
 
 _OF_SPREAD, _OF_SIZE = 1e-4, 1e-5  # by which scores of equal inputs may differ, in batches of different sizes
 _OF_ERROR = 1e-6  # by which their errors may differ
@@ -53,6 +53,8 @@ def check_alpha(alpha: float, m: int) -> float:
     if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0.0 < alpha < 1.0:
         msg = f"alpha must be a number between 0 and 1, such as 0.05, not {alpha!r}."
         raise SettingsError(msg)
+    if alpha >= 0.8:
+        warn(f"alpha={alpha:g} is the probability of an error. For a level of {alpha:.0%} pass {1.0 - alpha:.2g}.")
     if alpha * (m + 1) < 1.0 - 1e-9:
         msg = (
             f"alpha={alpha:g} needs at least {math.ceil(1.0 / alpha - 1e-9) - 1:,} held-out scores to compare with; "

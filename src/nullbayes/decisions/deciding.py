@@ -14,7 +14,7 @@ from nullbayes.decisions import answers, statistics
 from nullbayes.decisions.calibration import Calibration
 from nullbayes.decisions.conformal import beyond_rounding, check_alpha, p_values, quantile
 from nullbayes.decisions.held_out import COMBINED as COMBINED
-from nullbayes.decisions.held_out import made_strangers, pieces, position_kind, read
+from nullbayes.decisions.held_out import best_position_kind, made_strangers, pieces, position_kinds, read
 from nullbayes.decisions.weights import learn_weights
 from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.jacobian.batches import is_array
@@ -101,6 +101,10 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
         made = made_strangers(posterior, held.pool, mask)
         combine, kinds = learn_weights(held.columns[learned], made), tuple(made)
         scores = combine(held.columns)
+    positions, by_position, column = position_kinds(posterior, kind), "", 0
+    if held.position_scores is not None:
+        by_position = best_position_kind(posterior, held.pool, mask, positions)
+        column = positions.index(by_position)
     posterior._calibration = Calibration(
         kind=kind,
         statistics=statistics.names(posterior) if kind == COMBINED else (),
@@ -109,8 +113,8 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
         n_learned=len(learned),
         scores=scores[ranked].sort().values,
         errors=_numbers(held.errors, ranked),
-        position_kind="" if held.position_scores is None else position_kind(posterior, kind),
-        position_scores=_numbers(held.position_scores, ranked),
+        position_kind=by_position,
+        position_scores=None if held.position_scores is None else _numbers(held.position_scores[:, column], ranked),
         mask=_kind_of(mask),
         prior_precision=posterior.prior_precision,
         temperature=posterior.temperature,

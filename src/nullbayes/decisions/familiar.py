@@ -1,8 +1,12 @@
-"""What a fit remembers of the training data: features of some examples, and a checksum of each input."""
+"""What a fit remembers of the training data: features of some examples, rows of a table, and a checksum of each input.
+
+Features of a network that saturates can be those of familiar inputs for any absurd input. Where inputs are rows of a
+table, the rows themselves are remembered as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nullbayes.errors import FileError, ModelError, SettingsError
+from nullbayes.errors import DataError, FileError, ModelError, SettingsError, warn
+from nullbayes.jacobian.batches import input_checksums, leaves
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
@@ -19,6 +24,8 @@ from nullbayes.limits import OutOfMemory, attempt
 
 NEIGHBOURS = (1, 10, 50)
 _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
+_MOST_COLUMNS = 1024  # of a table
+_CHANCE = 0.05  # of the inputs may be training inputs without a warning
 _SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
 _FEW = 7  # examples that the last layer is looked for with
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
@@ -37,11 +44,28 @@ class Familiar:
         The features of some examples, evenly spaced over all, each scaled to length one.
     sums : Tensor (N,)
         The checksum of every training input, on the CPU.
+    rows : Tensor (n, p) or None
+        The numbers of these examples, if the inputs are rows of a table.
     """
 
     layer: str
     features: Tensor
     sums: Tensor
+    rows: Tensor | None = None
+
+    def row_distances(self, x: Any) -> Tensor:  # (n,)
+        """Return the logarithm of the distance to the nearest remembered row, in standard deviations per column."""
+        known, new = self.rows, rows_of(x)
+        assert known is not None
+        if new is None or new.shape[1] != known.shape[1]:
+            msg = "The inputs are no rows of the table that the network was trained on."
+            raise DataError(msg)
+        known, new = known.double(), new.double()
+        spread = known.std(0, unbiased=False)
+        spread = torch.where(spread > 0, spread, torch.ones_like(spread))
+        parts = [torch.cdist(some, known / spread).amin(1) for some in (new / spread).split(_AT_ONCE)]
+        nearest: Tensor = torch.cat(parts) / known.shape[1] ** 0.5
+        return nearest.clamp_min(_ROUNDING).log()
 
     def distances(self, features: Tensor) -> Tensor:  # (n, d) -> (n, k)
         """Return the logarithm of the distance to the 1st, 10th and 50th nearest remembered example.
@@ -87,7 +111,36 @@ def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
     except ModelError:  # a layer that is called in another way for more examples
         layer = OUTPUTS
         features = _features(FeatureReader(network, layer), first, examples, size)
-    return Familiar(layer, normalize(features), examples.input_sums)
+    rows = None if rows_of(first) is None else _rows(examples, len(features))
+    return Familiar(layer, normalize(features), examples.input_sums, rows)
+
+
+def watched(
+    pieces: Iterable[tuple[Any, Tensor]], familiar: Familiar | None, purpose: str
+) -> Iterator[tuple[Any, Tensor]]:
+    """Pass inputs and targets on, and warn at the end if many of the inputs were training inputs."""
+    total = seen = 0
+    for x, y in pieces:
+        yield x, y
+        total += len(y)
+        seen += 0 if familiar is None else int(familiar.seen_in(input_checksums(x, len(y))).sum())
+    if familiar is not None and seen > max(_CHANCE, 2.0 * familiar.repeated) * total:
+        warn(f"{seen:,} of the {total:,} inputs are training data: {purpose}. Pass data that were not trained on.")
+
+
+def rows_of(x: Any) -> Tensor | None:  # (n, p)
+    """Return the numbers of inputs that are rows of a table, beside categories or not; None for other inputs."""
+    numbers = [leaf for leaf in leaves(x) if leaf.is_floating_point() and leaf.ndim]
+    if not numbers or any(leaf.ndim != 2 for leaf in numbers) or any(leaf.ndim > 2 for leaf in leaves(x)):
+        return None
+    joined = torch.cat(numbers, dim=1)
+    return joined if joined.shape[1] <= _MOST_COLUMNS else None
+
+
+def _rows(examples: Examples, n: int) -> Tensor | None:  # (n, p)
+    """Return the rows of so many examples, evenly spaced over all."""
+    found = [rows_of(x) for x, _ in examples.some([i * len(examples) // n for i in range(n)])]
+    return torch.cat([part for part in found if part is not None])
 
 
 def _features(reader: FeatureReader, first: Any, examples: Examples, size: int) -> Tensor:  # (n, d)
@@ -100,18 +153,20 @@ def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
     """Return what the header and the tensors of a file hold."""
     if familiar is None:
         return None, {}
-    return familiar.layer, {"familiar.features": familiar.features, "familiar.sums": familiar.sums}
+    found = {"features": familiar.features, "sums": familiar.sums, "rows": familiar.rows}
+    return familiar.layer, {f"familiar.{name}": tensor for name, tensor in found.items() if tensor is not None}
 
 
 def from_file(layer: str | None, tensors: Mapping[str, Tensor], network: Network, n_data: int) -> Familiar | None:
     """Return what a file holds, if it is that of so many training examples."""
     if layer is None:
         return None
-    features, sums = tensors.get("familiar.features"), tensors.get("familiar.sums")
+    features, sums, rows = (tensors.get(f"familiar.{name}") for name in ("features", "sums", "rows"))
     if (
         features is None or features.ndim != 2 or not features.numel() or features.dtype != network.dtype
         or not bool(torch.isfinite(features).all())
         or sums is None or sums.ndim != 1 or len(sums) != n_data or sums.dtype != torch.int64
+        or (rows is not None and (rows.ndim != 2 or len(rows) != len(features) or not rows.is_floating_point()))
     ):  # fmt: skip
         msg = "The file lacks what was remembered of the training data: it was altered, fit and save again."
         raise FileError(msg)
@@ -120,4 +175,4 @@ def from_file(layer: str | None, tensors: Mapping[str, Tensor], network: Network
     except SettingsError as error:
         msg = f"The file remembers features of a layer {layer!r}, which this model has not: fit and save again."
         raise FileError(msg) from error
-    return Familiar(layer, features.to(network.device), sums)
+    return Familiar(layer, features.to(network.device), sums, None if rows is None else rows.to(network.device))

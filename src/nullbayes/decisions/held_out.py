@@ -21,13 +21,16 @@ from nullbayes.jacobian.batches import (
     n_examples,
     take_examples,
 )
-from nullbayes.predictive import SCORES, Mask, Prediction, default_score, stream
+from nullbayes.metrics import auroc
+from nullbayes.predictive import SCORES, Mask, Prediction, scores_of, stream
 
 COMBINED = "combined"
 _LEAST = 40  # held-out examples: half of them are ranked, and twenty can tell five per cent
 _MOST_LEARNED = 1000  # held-out examples that weights are learned from
 _PER_KIND = 250  # strangers of each kind
 _ERRORS = 3.0  # standard errors within which the share of training inputs is that of chance
+_AS_GOOD = 0.06  # of AUROC, about two standard errors
+_OF_POSITIONS = ("max_variance", "mutual_information", "entropy", "energy", "generalized_entropy")
 _OVERLAP = 0.01  # of the held-out examples may be training inputs, which are then left out
 
 
@@ -37,7 +40,7 @@ class HeldOut:
 
     columns: Tensor  # (n, k) statistics, or the score alone
     errors: Tensor | None
-    position_scores: Tensor | None
+    position_scores: Tensor | None  # (n, k) of each kind of score
     keys: Tensor  # (n,) random numbers: the examples with the smallest ones are learned from
     pool: list[Any]  # inputs with the smallest keys, joined as far as they have one form
 
@@ -111,7 +114,7 @@ def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, m
             columns.append(posterior.ood_score(x, kind, mask=mask).double().cpu()[:, None])
         keys.append(drawn)
         errors.append(_errors_of(posterior, prediction, y, of_errors))
-        positions.append(_position_scores(posterior, prediction, kind, of_scores))
+        positions.append(_position_scores(posterior, prediction, position_kinds(posterior, kind), of_scores))
     count = sum(map(len, keys))
     if repeated > _OVERLAP:
         _check_repeated(posterior, count, overlap, repeated)
@@ -187,20 +190,44 @@ def _errors_of(
     return None if found is None else found.double().cpu()
 
 
-def position_kind(posterior: Any, kind: str) -> str:
-    """Return the score of single positions that belongs to a calibrated score; empty if there is none."""
-    kind = default_score(posterior.likelihood) if kind == COMBINED else kind
-    return kind if kind in SCORES else ""
+def position_kinds(posterior: Any, kind: str) -> tuple[str, ...]:
+    """Return the score of single positions that belongs to a calibrated score, or those to choose from."""
+    if kind != COMBINED:
+        return (kind,) if kind in SCORES else ()
+    return tuple(k for k in _OF_POSITIONS if k in scores_of(posterior.likelihood) and k in posterior._scoring.kinds)
+
+
+def best_position_kind(posterior: Any, pool: list[Any], mask: Mask, kinds: tuple[str, ...]) -> str:
+    """Return the first score that tells positions of held-out inputs from those of strangers as well as the best.
+
+    The variance comes first. Many positions of artificial strangers are familiar, so that small differences say little.
+    """
+    generator, tried = torch.Generator().manual_seed(4), 0
+    wins = torch.zeros(len(kinds), dtype=torch.float64, device="cpu")
+    for x in pool if len(kinds) > 1 else ():
+        own = _position_scores(posterior, posterior.predict(x, mask=mask), kinds, generator)
+        for _, made in strangers(x, torch.Generator().manual_seed(1)):
+            other = _position_scores(posterior, posterior.predict(made, mask=mask), kinds, generator)
+            assert own is not None
+            assert other is not None
+            pairs, tried = zip(own.T, other.T, strict=True), tried + 1
+            wins += torch.tensor([auroc(a[~a.isnan()], b[~b.isnan()]) for a, b in pairs], device="cpu")
+    wins /= max(1, tried)
+    return kinds[int((wins >= wins.max() - _AS_GOOD).nonzero()[0])]
 
 
 def _position_scores(
-    posterior: Any, prediction: Prediction | None, kind: str, generator: torch.Generator
-) -> Tensor | None:
-    likelihood, kind = posterior.likelihood, position_kind(posterior, kind)
-    if prediction is None or not kind or len(likelihood.positions(prediction.mean)) < 2:
+    posterior: Any, prediction: Prediction | None, kinds: tuple[str, ...], generator: torch.Generator
+) -> Tensor | None:  # (n, k)
+    """Return scores at the same random position of each input."""
+    if prediction is None or not kinds or len(posterior.likelihood.positions(prediction.mean)) < 2:
         return None
-    scores = posterior._scored(prediction, kind, "position", "all")
-    return answers.one_position(scores, ~scores.isnan(), generator).double().cpu()
+    columns, state = [], generator.get_state()
+    for kind in kinds:
+        scores = posterior._scored(prediction, kind, "position", "all")
+        generator.set_state(state)
+        columns.append(answers.one_position(scores, ~scores.isnan(), generator).double().cpu())
+    return torch.stack(columns, dim=1)
 
 
 def _joined(parts: list[Tensor | None]) -> Tensor | None:

@@ -20,8 +20,9 @@ _SMALLEST = 1e-30  # of a variance, before its logarithm is taken
 
 def names(posterior: Any) -> tuple[str, ...]:
     """Return the names of the statistics of a posterior."""
-    first = CONFIDENCE if posterior.likelihood.has_probabilities and posterior.n_samples else ()
-    own = posterior._scoring.membership
+    first: tuple[str, ...] = CONFIDENCE if posterior.likelihood.has_probabilities and posterior.n_samples else ()
+    own, rows = posterior._scoring.membership, posterior._familiar.rows
+    first += () if rows is None else ("neighbour in the table",)
     last = () if own is None else (f"log {own}",)
     return (*first, *(f"neighbour {k}" for k in NEIGHBOURS), *last)
 
@@ -36,6 +37,7 @@ def statistics(posterior: Any, x: Any, prediction: Prediction | None, mask: Mask
     if prediction is not None and likelihood.has_probabilities:
         columns += [score(prediction, likelihood, kind) for kind in CONFIDENCE]
     seen = FeatureReader(posterior._network, familiar.layer)(x)
+    columns += [] if familiar.rows is None else [familiar.row_distances(x)]
     columns += list(familiar.distances(seen.features).T)
     if own is not None:
         shared = prediction is not None and own in SCORES

@@ -8,6 +8,7 @@ so there are many kinds, each made of the same familiar inputs:
 - *mixture*: the mean of two examples;
 - *noise*, *some_noise*: noise of the size of the features, and three tenths of it;
 - *negative*: every feature mirrored at the middle of the range;
+- for rows of a table *far* (three times as far from the mean) and *shift* (four standard deviations to one side);
 - for images *lower_halves* (halves from top to bottom), *patches* (sixteen patches, shuffled), *pixels* (all pixels in
   another order), *blur* (averages over four by four pixels), *flip* (upside down) and *turn* (by ninety degrees);
 - for whole numbers *half_features* (half of the features are taken from other examples), and for sequences of tokens
@@ -49,6 +50,8 @@ def strangers(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
     kinds = {"features": _features, "halves": _halves} if numbers or tokens else {}
     if numbers:
         kinds |= _CHANGES
+        if all(leaf.ndim <= 2 for leaf in numbers):
+            kinds |= _OF_TABLES
         if all(leaf.ndim == 4 and min(leaf.shape[-2:]) >= _SMALL for leaf in numbers):
             kinds |= _OF_IMAGES
     else:
@@ -73,7 +76,7 @@ def _made(leaf: Tensor, make: Make, parts: list[Tensor], mask: Any, generator: t
     if leaf is mask or not leaf.ndim or not (leaf.is_floating_point() or _is_tokens(leaf, parts)):
         return leaf
     if not leaf.is_floating_point():
-        if make in (*_CHANGES.values(), *_OF_IMAGES.values()):
+        if make in (*_CHANGES.values(), *_OF_TABLES.values(), *_OF_IMAGES.values()):
             return leaf
         if isinstance(mask, Tensor) and leaf.shape == mask.shape:
             return _in_spans(leaf, mask.bool(), make, generator)
@@ -154,6 +157,15 @@ def _negative(x: Tensor, generator: torch.Generator) -> Tensor:
     return x.amax() + x.amin() - x
 
 
+def _far(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, ...)
+    return x.mean(0) + 3.0 * (x - x.mean(0))
+
+
+def _shift(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, ...)
+    side = 1.0 if float(_uniform((1,), generator, x)) < 0.5 else -1.0
+    return x + 4.0 * side * x.std(0)
+
+
 def _patches(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, c, h, w)
     n, channels, h, w = *x.shape[:2], x.shape[2] // _SIDE, x.shape[3] // _SIDE
     inside = x[:, :, : h * _SIDE, : w * _SIDE]
@@ -193,6 +205,7 @@ def _order(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, T)
 
 
 _CHANGES: dict[str, Make] = {"mixture": _mixture, "noise": _noise, "some_noise": _some_noise, "negative": _negative}
+_OF_TABLES: dict[str, Make] = {"far": _far, "shift": _shift}
 _OF_IMAGES: dict[str, Make] = {
     "lower_halves": _lower_halves, "patches": _patches, "pixels": _pixels, "blur": _blur, "flip": _flip, "turn": _turn,
 }  # fmt: skip

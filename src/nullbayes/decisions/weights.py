@@ -16,17 +16,23 @@ _LARGEST = 1e30  # in place of what is not finite
 
 @dataclass(frozen=True)
 class Weights:
-    """A weighted sum of standardized statistics: ``((statistics - mean) / scale) @ weights``."""
+    """A weighted sum of standardized statistics: ``z @ weights`` with ``z = (statistics - mean) / scale``.
+
+    A statistic far beyond all that was seen of familiar inputs counts whatever its weight: what exceeds its bound is
+    added. Otherwise an absurd input could pass, because a statistic that tells it was of no use among the strangers.
+    """
 
     weights: tuple[float, ...]  # not negative, with the sum one
     mean: tuple[float, ...]
     scale: tuple[float, ...]
+    bound: tuple[float, ...]  # of z
 
     def __call__(self, statistics: Tensor) -> Tensor:  # (n, k) -> (n,)
         """Return one score per input; an input with a statistic that is not finite is very strange."""
-        mean, scale, weights = (statistics.new_tensor(part) for part in (self.mean, self.scale, self.weights))
-        broken = ~torch.isfinite(statistics).all(1)
-        return (((statistics - mean) / scale).nan_to_num() @ weights).masked_fill(broken, _LARGEST)
+        parts = (self.mean, self.scale, self.weights, self.bound)
+        mean, scale, weights, bound = (statistics.new_tensor(part) for part in parts)
+        z, broken = ((statistics - mean) / scale).nan_to_num(), ~torch.isfinite(statistics).all(1)
+        return (z @ weights + (z - bound).clamp_min(0.0).sum(1)).masked_fill(broken, _LARGEST)
 
 
 def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor]) -> Weights:
@@ -79,4 +85,7 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor]) -> Weights:
     weights = found[:-1] * usable
     if not strange or not float(weights.sum()) > _USELESS:
         weights = usable.to(weights) if bool(usable.any()) else torch.ones_like(weights)
-    return Weights(*(tuple(part.tolist()) for part in (weights / weights.sum(), mean, scale)))
+    z = (familiar - mean) / scale
+    bound = 2.0 * z.amax(0) - z.median(0).values  # as far beyond the largest as that is beyond the middle
+    bound = torch.where(usable, bound, torch.full_like(bound, _LARGEST))
+    return Weights(*(tuple(part.tolist()) for part in (weights / weights.sum(), mean, scale, bound)))

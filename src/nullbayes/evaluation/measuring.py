@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nullbayes.decisions import watched
 from nullbayes.errors import DataError
 from nullbayes.evaluation.entries import Entry
 from nullbayes.evaluation.judging import Judged, joined, judge
@@ -36,7 +37,8 @@ class _Parts:
 
 def ask_familiar(entry: Entry, data: Any, mask: Mask) -> Answers:
     """Ask a method about data with targets."""
-    return _ask(entry, _located("in_data", entry.method._pieces(data)), mask, "in_data")
+    pieces = watched(entry.method._pieces(data), entry.method._familiar, f"{entry.name!r} looks better than it is")
+    return _ask(entry, _located("in_data", pieces), mask, "in_data")
 
 
 def ask_strangers(entry: Entry, name: str, data: Any, mask: Mask) -> Answers:

@@ -84,6 +84,14 @@ def as_tensors(x: Any, dtype: torch.dtype | None) -> Any:
     return x
 
 
+def first_bad(leaf: Tensor) -> str:
+    """Say which example of a tensor with one entry per example is the first that is not finite."""
+    if not leaf.ndim:
+        return ""
+    bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1)
+    return f", the first at example {int(bad.nonzero()[0])}, counted from 0"
+
+
 def n_examples(x: Any) -> int:
     """Return the number of examples in an input."""
     lengths = {len(leaf) for leaf in leaves(x) if leaf.ndim}

@@ -20,6 +20,7 @@ from nullbayes.errors import DataError
 from nullbayes.hashing import checksums, fingerprint
 from nullbayes.jacobian.batches import (
     BatchFn,
+    first_bad,
     input_checksums,
     join_examples,
     layout,
@@ -360,11 +361,7 @@ def check_batch(i: int, x: Any, y: Tensor) -> None:
     for what, part in (("inputs", x), ("targets", y)):
         for leaf in leaves(part):
             if leaf.is_floating_point() and not torch.isfinite(leaf).all():
-                where = ""
-                if leaf.ndim:
-                    bad = (~torch.isfinite(leaf)).flatten(1).any(1) if leaf.ndim > 1 else ~torch.isfinite(leaf)
-                    where = f", the first at example {int(bad.nonzero()[0])}, counted from 0"
-                msg = f"Batch {i} holds NaN or Inf in its {what}{where}: clean the data before fitting."
+                msg = f"Batch {i} holds NaN or Inf in its {what}{first_bad(leaf)}: clean the data first."
                 raise DataError(msg)
 
 

@@ -169,9 +169,14 @@ class SamplePosterior(ABC):
     def _pieces(self, data: Any, size: int = predictions.AT_ONCE) -> Iterator[tuple[Any, Tensor]]:
         return predictions.pieces(self._network, self._batch_fn, data, size)
 
-    def _evaluate(self, loader: Iterable[Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the network's outputs (N, ...), the centred changes at precision 1 (S, N, ...), and the targets."""
-        return predictions.evaluate(self._network, self._likelihood, self._batch_fn, loader, self.directions)
+    def _evaluate(self, loader: Iterable[Any], purpose: str = "") -> tuple[Tensor, Tensor, Tensor]:
+        """Return the network's outputs (N, ...), the centred changes at precision 1 (S, N, ...), and the targets.
+
+        With a ``purpose`` that training data do not serve, there is a warning if the data are these.
+        """
+        pieces = self._pieces(loader, max(1, predictions.CHUNK // len(self.directions)))
+        pieces = decisions.watched(pieces, self._familiar, purpose) if purpose else pieces
+        return predictions.evaluate(self._network, self._likelihood, pieces, self.directions)
 
     check_fit = predictions.check_fit
 

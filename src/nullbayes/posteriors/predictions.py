@@ -6,7 +6,7 @@ The functions with an argument ``self`` are methods of :class:`SamplePosterior`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Prediction, centred, joined, nll, summarize
 
 AT_ONCE = 1024  # examples
-_CHUNK = 8192  # examples times samples in memory at a time
+CHUNK = 8192  # examples times samples in memory at a time
 
 
 def pieces(
@@ -50,11 +50,11 @@ def pieces(
 
 
 def evaluate(
-    network: Network, likelihood: Likelihood, batch_fn: BatchFn | None, data: Any, directions: Tensor
+    network: Network, likelihood: Likelihood, parts: Iterable[tuple[Any, Tensor]], directions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the network's outputs (N, ...), the centred changes by directions (S, N, ...), and the targets."""
     outputs, changes, targets = [], [], []
-    for x, y in pieces(network, batch_fn, data, max(1, _CHUNK // len(directions))):
+    for x, y in parts:
         own, change = linearized(network, x, directions)
         likelihood.check(own, y)
         outputs.append(own)

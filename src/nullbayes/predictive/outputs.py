@@ -21,6 +21,7 @@ from nullbayes.errors import DataError, LikelihoodError, SettingsError, warn
 from nullbayes.jacobian.batches import (
     BatchFn,
     as_tensors,
+    first_bad,
     inputs_of,
     is_array,
     leaves,
@@ -81,9 +82,10 @@ def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -
     check_order(loader, "Predictions come in the order of the inputs, one for each")
     for batch in loader:
         inputs = as_tensors(batch if one else inputs_of(batch, batch_fn, network.input_signature), network.dtype)
-        if any(leaf.is_floating_point() and not torch.isfinite(leaf).all() for leaf in leaves(inputs)):
-            msg = "The inputs hold NaN or Inf."
-            raise DataError(msg)
+        for leaf in leaves(inputs):
+            if leaf.is_floating_point() and not torch.isfinite(leaf).all():
+                msg = f"The inputs hold NaN or Inf{first_bad(leaf)}. Leave such inputs out, or replace the numbers."
+                raise DataError(msg)
         total = n_examples(inputs)
         network.check_form(inputs)
         for start in range(0, total, size):

@@ -1,0 +1,152 @@
+"""Inputs that no one would call familiar are flagged, also where the network saturates and is certain of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nullbayes as nb
+from nullbayes.decisions.familiar import rows_of
+from nullbayes.decisions.weights import Weights, learn_weights
+from nullbayes.errors import DataError
+from support.drawing import rand, randn
+
+pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.NullBayesWarning")
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def table(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Columns in units of their own, and two classes."""
+    x = randn(n, 6, generator=seeded(seed)) * torch.tensor([1.0, 10.0, 100.0, 0.1, 1.0, 5.0]) + 3.0
+    return x, (x[:, 0] + x[:, 1] / 10 > 6).long()
+
+
+@pytest.fixture(scope="module")
+def posterior() -> Any:
+    x, y = table(400, 0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2)).to(x.device)
+        optimizer = torch.optim.Adam(model.parameters(), 0.02)
+        for _ in range(200):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    posterior = nb.ProjectedPosterior(model.eval()).fit(x, y, 10, generator=seeded(0), progress=False)
+    return posterior.calibrate(*table(300, 1))
+
+
+@pytest.mark.parametrize(
+    "absurd", [lambda x: x + 1e6, lambda x: 1000 * x, lambda x: x + 6 * x.std(0), torch.zeros_like]
+)
+def test_absurd_rows_of_a_table_are_flagged(posterior: Any, absurd: Any) -> None:
+    x = absurd(table(50, 2)[0])
+    assert posterior.is_ood(x).double().mean() > 0.9
+    assert posterior.is_ood(table(200, 2)[0]).double().mean() < 0.15
+
+
+def test_the_distance_in_a_table_is_that_to_the_nearest_row_in_standard_deviations(posterior: Any) -> None:
+    assert "neighbour in the table" in posterior.calibration.statistics
+    known, new = table(400, 0)[0].double(), table(20, 2)[0].double()
+    spread = known.std(0, unbiased=False)
+    wanted = [min(float((((a - b) / spread) ** 2).mean().sqrt()) for b in known) for a in new]
+    found = posterior._familiar.row_distances(new.float())
+    torch.testing.assert_close(
+        found.exp().cpu(), torch.tensor(wanted, dtype=torch.float64, device="cpu"), rtol=1e-4, atol=0
+    )
+    with pytest.raises(DataError, match="no rows of the table"):
+        posterior._familiar.row_distances(torch.zeros(3, 5))
+
+
+def test_a_file_keeps_the_rows(posterior: Any, tmp_path: Any) -> None:
+    posterior.save(tmp_path / "posterior")
+    loaded = nb.load(tmp_path / "posterior", posterior._network.model)
+    assert torch.equal(loaded._familiar.rows, posterior._familiar.rows)
+    new = table(20, 2)[0]
+    assert torch.equal(loaded.p_value(new), posterior.p_value(new))
+
+
+def test_only_rows_of_a_table_are_remembered_as_rows() -> None:
+    numbers, categories = rand(4, 3, generator=seeded(0)), torch.ones(4, 2, dtype=torch.long)
+    assert rows_of(numbers) is not None
+    assert rows_of({"a": numbers, "b": numbers[:, :1], "c": categories}).shape == (4, 4)
+    for other in (categories, numbers[:, None, :], (numbers, numbers[..., None]), torch.zeros(4, 2000)):
+        assert rows_of(other) is None
+
+
+def test_a_statistic_beyond_all_that_is_familiar_counts_whatever_its_weight() -> None:
+    familiar = randn(200, 2, generator=seeded(3), dtype=torch.float64)
+    strange = {"kind": familiar + torch.tensor([3.0, 0.0])}
+    found = learn_weights(familiar, strange)
+    assert found.weights[1] < 0.05
+    middle, largest = familiar[:, 1].median(), familiar[:, 1].max()
+    inside, beyond = (torch.stack([torch.zeros(()), value])[None].to(familiar) for value in (largest, 50 * largest))
+    assert found(inside) - found(0 * inside) < 0.2
+    assert found(beyond) - found(inside) > 5
+    bound = (2 * (largest - found.mean[1]) - (middle - found.mean[1])) / found.scale[1]
+    assert found.bound[1] == pytest.approx(float(bound))
+    assert isinstance(found, Weights)
+
+
+def squares(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Images with a bright square, and where it is."""
+    generator = seeded(seed)
+    x, y = 0.3 * randn(n, 1, 8, 8, generator=generator), torch.zeros(n, 8, 8, dtype=torch.long)
+    for i, (a, b) in enumerate(torch.randint(0, 5, (n, 2), generator=generator, device="cpu").tolist()):
+        x[i, 0, a : a + 4, b : b + 4] += 1
+        y[i, a : a + 4, b : b + 4] = 1
+    return x, y
+
+
+def test_positions_are_judged_by_the_score_that_tells_strangers() -> None:
+    """Entropies of this network are blind to bright patches, of which it is certain, and the variance is not."""
+    x, y = squares(100, 0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(),
+            nn.Conv2d(6, 2, 1),
+        ).to(x.device)  # fmt: skip
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        for _ in range(100):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    posterior = nb.ProjectedPosterior(model.eval()).fit(x, y, 10, generator=seeded(0), progress=False)
+    new, flagged = squares(100, 2)[0], {}
+    patched = new.clone()
+    patched[:, :, 3:5, 3:5] = 8.0
+    for kind in (None, "entropy"):
+        posterior.calibrate(*squares(300, 1), kind=kind)
+        flagged[kind] = posterior.is_ood(patched, per="position")[:, 3:5, 3:5].double().mean()
+        assert posterior.is_ood(new, per="position").double().mean() < 0.12
+    assert flagged[None] > 0.6
+    assert flagged["entropy"] < 0.5 * flagged[None]
+
+
+def test_training_data_where_held_out_data_are_wanted_give_a_warning(posterior: Any) -> None:
+    x, y = table(400, 0)
+    with pytest.warns(nb.errors.NullBayesWarning, match="400 of the 400 inputs are training data: 'p' looks better"):
+        nb.evaluate({"p": posterior}, (x, y), {"far": x + 1e3})
+    model = posterior._network.model
+    other = nb.ProjectedPosterior(model).fit(x, y, 4, generator=seeded(0), progress=False)
+    with pytest.warns(nb.errors.NullBayesWarning, match="training data: precision and temperature"):
+        other.tune(x, y)
+
+
+def test_an_alpha_that_looks_like_a_level_gives_a_warning(posterior: Any) -> None:
+    with pytest.warns(nb.errors.NullBayesWarning, match=r"alpha=0.95 is the probability of an error. .*pass 0.05"):
+        posterior.predict_set(table(3, 2)[0], 0.95)
+
+
+def test_the_first_input_that_is_not_finite_is_named(posterior: Any) -> None:
+    x = table(9, 2)[0]
+    x[7, 2] = torch.nan
+    with pytest.raises(DataError, match="NaN or Inf, the first at example 7, counted from 0"):
+        posterior.is_ood(x)
