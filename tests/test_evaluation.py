@@ -18,6 +18,8 @@ from nullbayes.predictive import SCORES
 from support.drawing import randint, randn
 from support.models import CLASSIFICATION, MLP, REGRESSION, Task
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*are training data")  # which test no one's quality here
+
 N, M = 60, 40
 
 

@@ -18,7 +18,10 @@ from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, Regress
 from nullbayes.predictive import SCORES
 from support.drawing import randint, randn
 
-pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning"),
+    pytest.mark.filterwarnings("ignore:.*are training data"),
+]
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

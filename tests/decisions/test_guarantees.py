@@ -61,6 +61,7 @@ def test_false_alarms_and_label_sets_of_a_classifier() -> None:
     assert posterior.calibration.kind == "combined"
 
 
+@pytest.mark.slow
 def test_false_alarms_and_intervals_of_a_regression() -> None:
     posterior = fitted(REGRESSION)
 

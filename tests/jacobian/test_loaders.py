@@ -27,6 +27,8 @@ import nullbayes as nb
 from nullbayes.errors import DataError
 from support.drawing import randn
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*are training data")  # which test no one's quality here
+
 X, Y = randn(11, 3, generator=torch.Generator().manual_seed(0)).cpu(), torch.arange(11, device="cpu") % 2
 DATASET = TensorDataset(X, Y)
 

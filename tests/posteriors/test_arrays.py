@@ -17,6 +17,8 @@ import nullbayes as nb
 from nullbayes.errors import DataError, InputError, LikelihoodError, SettingsError
 from support.drawing import randn
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*are training data")  # which test no one's quality here
+
 G = torch.Generator().manual_seed(0)
 X = randn(40, 3, generator=G)
 LABELS, NUMBERS = (X[:, 0] > 0).long(), X[:, :1].sin() + 0.1 * randn(40, 1, generator=G)

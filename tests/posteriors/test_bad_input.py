@@ -24,6 +24,8 @@ from nullbayes.predictive.scores import SCORES, WITHOUT_PROBABILITIES
 from support.models import BATCHNORM, CLASSIFICATION, MLP, Task, call
 from support.posterior_fits import DATA, X, Y, attempt, each_kind
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*are training data")  # which test no one's quality here
+
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 

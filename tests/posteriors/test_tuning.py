@@ -17,6 +17,8 @@ from support.models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSIO
 from support.posterior_fits import each_kind, each_task, seeded
 from support.trained import draw, trained
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*are training data")  # which test no one's quality here
+
 each_class = pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
 
 

@@ -153,11 +153,14 @@ def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
     """Return what the header and the tensors of a file hold."""
     if familiar is None:
         return None, {}
-    found = {"features": familiar.features, "sums": familiar.sums, "rows": familiar.rows}
-    return familiar.layer, {f"familiar.{name}": tensor for name, tensor in found.items() if tensor is not None}
+    rows = familiar.features[:, :0] if familiar.rows is None else familiar.rows  # no columns: no table
+    found = {"features": familiar.features, "sums": familiar.sums, "rows": rows}
+    return familiar.layer, {f"familiar.{name}": tensor for name, tensor in found.items()}
 
 
-def from_file(layer: str | None, tensors: Mapping[str, Tensor], network: Network, n_data: int) -> Familiar | None:
+def from_file(
+    layer: str | None, tensors: Mapping[str, Tensor], network: Network, n_data: int | None
+) -> Familiar | None:
     """Return what a file holds, if it is that of so many training examples."""
     if layer is None:
         return None
@@ -165,8 +168,8 @@ def from_file(layer: str | None, tensors: Mapping[str, Tensor], network: Network
     if (
         features is None or features.ndim != 2 or not features.numel() or features.dtype != network.dtype
         or not bool(torch.isfinite(features).all())
-        or sums is None or sums.ndim != 1 or len(sums) != n_data or sums.dtype != torch.int64
-        or (rows is not None and (rows.ndim != 2 or len(rows) != len(features) or not rows.is_floating_point()))
+        or sums is None or sums.ndim != 1 or len(sums) != (n_data or len(sums)) or sums.dtype != torch.int64
+        or rows is None or rows.ndim != 2 or len(rows) != len(features) or not rows.is_floating_point()
     ):  # fmt: skip
         msg = "The file lacks what was remembered of the training data: it was altered, fit and save again."
         raise FileError(msg)
@@ -175,4 +178,4 @@ def from_file(layer: str | None, tensors: Mapping[str, Tensor], network: Network
     except SettingsError as error:
         msg = f"The file remembers features of a layer {layer!r}, which this model has not: fit and save again."
         raise FileError(msg) from error
-    return Familiar(layer, features.to(network.device), sums, None if rows is None else rows.to(network.device))
+    return Familiar(layer, features.to(network.device), sums, rows.to(network.device) if rows.shape[1] else None)

@@ -7,7 +7,7 @@ the network, at its **features**, which are the inputs of its last layer, or at 
     ``MSP``                  one minus the largest probability
     ``MaxLogit``             minus the largest logit
     ``Energy``               minus the logarithm of the sum of all exponentiated logits
-    ``GEN``                  the generalized entropy of the probabilities
+    ``GEN``                  the generalized entropy of the softmax of the logits
     ``KNN``                  distance to the k-th nearest training example; for every likelihood
     ``Mahalanobis``          distance to the nearest class mean
     ``RelativeMahalanobis``  the same, minus the distance to the mean of all classes

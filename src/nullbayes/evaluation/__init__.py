@@ -82,7 +82,7 @@ def evaluate(
     >>> posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:2], y[:2], progress=False)
     >>> network = nb.baselines.MAP(model).fit(x[:2], y[:2])
     >>> methods = {"projected": (posterior, "max_variance"), "network": network}
-    >>> evaluation = nb.evaluate(methods, (x[:2], y[:2]), {"unseen inputs": x[2:]})
+    >>> evaluation = nb.evaluate(methods, (1.5 * x[:2], y[:2]), {"unseen inputs": x[2:]})
     >>> [row.name for row in evaluation.rows], evaluation["projected"].strangers["unseen inputs"].auroc
     (['projected', 'network'], 1.0)
     >>> table = evaluation.to_markdown()  # or print(evaluation)

@@ -118,7 +118,7 @@ class Evaluation:
     >>> import nullbayes as nb
     >>> model = nb.as_module(lambda p, x: x * p["w"], {"w": torch.ones(2)})
     >>> x, y = torch.tensor([[3.0, 0.0], [0.0, 3.0], [1.0, 0.0]]), torch.tensor([0, 1, 1])
-    >>> evaluation = nb.evaluate([nb.baselines.MAP(model).fit(x, y)], (x, y), {"near": torch.zeros(2, 2)})
+    >>> evaluation = nb.evaluate([nb.baselines.MAP(model).fit(x + 1, y)], (x, y), {"near": torch.zeros(2, 2)})
     >>> evaluation["MAP"].strangers["near"].auroc, round(evaluation["MAP"].accuracy, 4)
     (1.0, 0.6667)
     >>> evaluation.to_dict()["rows"][0]["score"]

@@ -128,7 +128,7 @@ def from_file(
     if header["precision_rule"]:
         posterior._precision_rule, posterior._precision = header["precision_rule"], float(header["prior_precision"])
     network.input_signature = header["inputs"]
-    posterior._familiar = familiar.from_file(header["familiar"], tensors, network, header["report"]["n_data"])
+    posterior._familiar = familiar.from_file(header["familiar"], tensors, network, header["report"].get("n_data"))
     posterior._calibration = calibration.from_file(header["calibration"], tensors)
     own = {name: tensor for name, tensor in tensors.items() if not name.startswith(("familiar.", "calibration."))}
     posterior._restore(own, header)
