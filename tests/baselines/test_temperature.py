@@ -27,7 +27,11 @@ def written_out(task: Task, temperature: Tensor) -> Tensor:
     return torch.stack([task.loss(f, target) for f, target in zip(outputs, y, strict=True)]).mean()
 
 
-@pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
+@pytest.mark.parametrize(
+    "task",
+    [CLASSIFICATION, *(pytest.param(task, marks=pytest.mark.slow) for task in (BINARY, MULTILABEL))],
+    ids=lambda task: task.name,
+)
 def test_no_other_temperature_is_more_likely(task: Task) -> None:
     """A dense grid of temperatures, with the loss written out for one example."""
     grid = torch.logspace(-1.3, 1.3, 500, dtype=torch.float64)

@@ -73,7 +73,7 @@ def numbers(value: Any) -> list[float]:
 # --- the cases ------------------------------------------------------------------------------------------------------
 
 
-SLOWER = ("latency", "memory", "promise")
+SLOWER = ("latency", "memory", "promise", "streaming")
 
 
 @pytest.mark.parametrize("name", runner.case_names())

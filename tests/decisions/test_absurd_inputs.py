@@ -104,6 +104,7 @@ def squares(n: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+@pytest.mark.slow
 def test_positions_are_judged_by_the_score_that_tells_strangers() -> None:
     """Entropies of this network are blind to bright patches, of which it is certain, and the variance is not."""
     x, y = squares(100, 0)

@@ -49,7 +49,7 @@ def of_labels(task: Task, probs: Tensor, y: Tensor) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("alpha", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("alpha", [0.1, *(pytest.param(a, marks=pytest.mark.slow) for a in (0.01, 0.5))])
 @pytest.mark.parametrize("task", [CLASSIFICATION, BINARY, MULTILABEL], ids=lambda task: task.name)
 def test_a_set_holds_the_labels_that_are_probable_enough(task: Task, alpha: float) -> None:
     posterior = calibrated(task)

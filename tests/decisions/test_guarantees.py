@@ -73,6 +73,7 @@ def test_false_alarms_and_intervals_of_a_regression() -> None:
     assert_promised(over_splits(posterior, REGRESSION, 398, ask), m=199)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [BINARY, MULTILABEL], ids=lambda task: task.name)
 def test_false_alarms_and_label_sets_by_a_score_that_is_named(task: Task) -> None:
     """All held-out examples are ranked then. Examples without labels make sets of several labels larger."""

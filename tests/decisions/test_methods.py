@@ -14,12 +14,20 @@ import torch
 import nullbayes as nb
 from nullbayes import baselines
 from nullbayes.errors import FileError, NotFittedError, SettingsError
-from support.method_table import BASELINES, PROJECTED, SCORES, Method, each_method
+from support.method_table import BASELINES, METHODS, PROJECTED, SCORES, Method, each_method
 from support.models import CLASSIFICATION, MLP
 from support.posterior_files import rewritten
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 HELD, NEW = CLASSIFICATION.data(n=100, seed=3), CLASSIFICATION.data(n=40, seed=4)[0]
+
+
+QUICKER = ("ProjectedPosterior", "MAP", "SCOD", "LocalEnsemble", "KNN")  # which stand for the others in `make test`
+some_methods = pytest.mark.parametrize(
+    "method",
+    [m if m.name in QUICKER else pytest.param(m, marks=pytest.mark.slow) for m in METHODS],
+    ids=lambda method: method.name,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +91,7 @@ def test_every_method_can_be_calibrated_by_the_combined_score(method: Method) ->
     assert len(posterior.p_value(NEW).unique()) > 5
 
 
-@each_method
+@some_methods
 def test_a_file_and_a_copy_decide_alike(method: Method, tmp_path: Path) -> None:
     for how in ({}, {"kind": "combined"}):
         posterior = calibrated(method, **how)
@@ -99,7 +107,7 @@ def test_a_file_and_a_copy_decide_alike(method: Method, tmp_path: Path) -> None:
         assert json.loads(json.dumps(posterior.calibration.to_dict()))["kind"] == posterior.calibration.kind
 
 
-@each_method
+@some_methods
 def test_a_file_without_a_calibration_can_be_calibrated(method: Method, tmp_path: Path) -> None:
     posterior = method.fit()
     posterior.save(tmp_path / "posterior.safetensors")

@@ -85,7 +85,7 @@ def opened(name: str) -> tuple[Any, Hungry]:
     return fit_with_projector(model, DATA, projector, kind=kind, n_samples=2, memory_limit=little), model.failing_at(0)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "blocks" else n for n in CASES])
 def test_extend_recovers_from_a_failed_allocation(name: str) -> None:
     whole = opened(name)[0].extend(3, progress=False)
     calls = Hungry.calls

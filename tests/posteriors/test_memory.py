@@ -114,7 +114,7 @@ def check(found: dict[str, Any], own: int) -> None:
 needs_proc = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="only Linux tells the peak")
 
 
-QUICKER = ("one block", "formed in passing", "few parameters")  # which stand for the others in `make test`
+QUICKER = ("one block", "few parameters")  # which stand for the others in `make test`
 
 
 @needs_proc

@@ -212,8 +212,10 @@ def test_out_of_memory_errors_are_not_taken_for_unsupported_routes(
 
 @pytest.mark.parametrize(
     ("kind", "rows"),
-    [(nb.ProjectedPosterior, nb.OutputJacobian), (nb.LossProjectedPosterior, nb.LossJacobian)],
-    ids=["projected", "loss-projected"],
+    [
+        pytest.param(nb.ProjectedPosterior, nb.OutputJacobian, id="projected"),
+        pytest.param(nb.LossProjectedPosterior, nb.LossJacobian, marks=pytest.mark.slow, id="loss-projected"),
+    ],
 )
 @pytest.mark.parametrize(
     "projector",
