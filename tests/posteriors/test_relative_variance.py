@@ -81,3 +81,8 @@ def test_batches_of_different_lengths_score_as_each_alone() -> None:
     torch.testing.assert_close(made.ood_score([short, long], "relative_variance", mask=counts), expected)
     with pytest.raises(nb.errors.DataError, match="pad them to one length"):
         made.ood_score([short, long], "relative_variance", per="position")
+
+
+def test_an_unknown_per_is_refused() -> None:
+    with pytest.raises(nb.errors.SettingsError, match="per must be one of input, position, not 'token'"):
+        posterior().ood_score(X, "relative_variance", per="token")

@@ -19,8 +19,7 @@ from nullbayes.decisions.weights import learn_weights
 from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.jacobian.batches import is_array
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Mask
-from nullbayes.predictive.scores import PER
+from nullbayes.predictive import Mask, check_per
 
 P = TypeVar("P")
 
@@ -149,9 +148,7 @@ def p_value(self: Any, x: Any, *, per: str = "input", mask: Mask = None) -> Tens
         In the order of the inputs, in float64.
     """
     found = need_calibration(self)
-    if per not in PER:
-        msg = f"per must be one of {', '.join(PER)}, not {per!r}."
-        raise SettingsError(msg)
+    check_per(per)
     _check_mask(found, mask)
     if per == "input":
         return p_values(found.scores.to(self._network.device), self.ood_score(x, found.kind, mask=mask).double())

@@ -18,7 +18,7 @@ from torch.nn.functional import normalize
 from nullbayes.errors import DataError, FileError, ModelError, SettingsError, warn
 from nullbayes.jacobian.batches import input_checksums, leaves
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.features import OUTPUTS, FeatureReader, find_last_layer
+from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
 from nullbayes.limits import OutOfMemory, attempt
 
@@ -27,7 +27,6 @@ _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
 _MOST_COLUMNS = 1024  # of a table
 _CHANCE = 0.05  # of the inputs may be training inputs without a warning
 _SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
-_FEW = 7  # examples that the last layer is looked for with
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
 _ROUNDING = 1e-7  # of a squared distance in float32
 
@@ -104,7 +103,7 @@ def remember(network: Network, examples: Examples) -> Familiar | None:
 
 
 def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
-    first = examples.read(0, min(_FEW, len(examples)))[0]
+    first = examples.read(0, min(FEW, len(examples)))[0]
     layer, _ = find_last_layer(network, first)
     try:
         features = _features(FeatureReader(network, layer), first, examples, size)

@@ -18,7 +18,7 @@ from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.map_estimate import NetworkItself
 from nullbayes.baselines.method import FitContext, Learned, Question
 from nullbayes.errors import DataError, LikelihoodError, ModelError, SettingsError
-from nullbayes.jacobian.features import FeatureReader, Head, Seen, find_last_layer
+from nullbayes.jacobian.features import FEW, FeatureReader, Head, Seen, find_last_layer
 from nullbayes.jacobian.network import Network
 from nullbayes.likelihoods import Likelihood
 from nullbayes.precision import full_precision
@@ -84,7 +84,7 @@ class FeatureScore(NetworkItself):
     def fit(self, context: FitContext) -> Learned[FeatureState]:
         """Read the features of all training examples once, and learn from them."""
         network, examples = context.network, context.rows.examples
-        few = examples.read(0, min(7, len(examples)))[0]
+        few = examples.read(0, min(FEW, len(examples)))[0]
         if self.needs_classes:
             check_classes(context.name, context.rows.likelihood, network.output_shape(few))
         layer = find_last_layer(network, few)[0] if self.features is None else self.features

@@ -21,7 +21,7 @@ from nullbayes.jacobian.network import Network
 OUTPUTS = "<outputs>"  # in place of the name of a layer: the outputs of the network are the features
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _AT_ONCE = {"cpu": 256, "cuda": 1024}  # examples
-_FEW = 7  # examples that the last layer is looked for with: a layer may see a part of them only
+FEW = 7  # examples that the last layer is looked for with: a layer may see a part of them only
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def find_last_layer(network: Network, x: Any) -> tuple[str, bool]:
     ``x`` are inputs of which the first few are used. The name is `OUTPUTS` if there is no layer with usable inputs.
     """
     found: list[tuple[str, Any, Any]] = []
-    few = take_examples(x, 0, _FEW)
+    few = take_examples(x, 0, FEW)
 
     def watcher(name: str) -> Any:
         def keep(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -16,7 +16,7 @@ from nullbayes.decisions import COMBINED as COMBINED
 from nullbayes.decisions import combined_score, need_calibration
 from nullbayes.errors import SettingsError
 from nullbayes.jacobian.batches import is_array
-from nullbayes.predictive import SCORES, Mask, Prediction, score, scores_of, stream, warn_of_padding
+from nullbayes.predictive import SCORES, Mask, Prediction, check_per, score, scores_of, stream, warn_of_padding
 
 OwnScore = Callable[[Any, str, Mask], Tensor]  # (inputs, per, mask) -> scores
 
@@ -87,6 +87,7 @@ def ood_score(
     Tensor (N,) or (N, ...)
         The scores, in the order of the inputs.
     """
+    check_per(per)
     scoring: Scoring = self._scoring
     kind = _asked(self, scoring, kind, per)
     if kind == COMBINED:

@@ -15,6 +15,7 @@ from nullbayes.predictive.outputs import summarize as summarize
 from nullbayes.predictive.prediction import Prediction as Prediction
 from nullbayes.predictive.scores import OF_MEAN as OF_MEAN
 from nullbayes.predictive.scores import SCORES as SCORES
+from nullbayes.predictive.scores import check_per as check_per
 from nullbayes.predictive.scores import default_score as default_score
 from nullbayes.predictive.scores import pooled as pooled
 from nullbayes.predictive.scores import score as score

@@ -24,7 +24,7 @@ from nullbayes.errors import DataError, LikelihoodError, SettingsError, warn
 from nullbayes.likelihoods import Likelihood
 from nullbayes.predictive.prediction import Prediction
 
-PER = ("input", "position")
+_PER = ("input", "position")
 _GAMMA, _LARGEST = 0.1, 100  # of the generalized entropy, as in its paper
 
 
@@ -138,15 +138,20 @@ def score(
     if kind not in SCORES:
         msg = f"kind must be one of {', '.join(SCORES)}, not {kind!r}."
         raise SettingsError(msg)
-    if per not in PER:
-        msg = f"per must be one of {', '.join(PER)}, not {per!r}."
-        raise SettingsError(msg)
+    check_per(per)
     if kind not in WITHOUT_PROBABILITIES and prediction.probs is None:
         other = ": use 'max_variance'" if len(prediction.samples) > 1 else ""
         msg = f"kind={kind!r} needs probabilities, which a {likelihood.name} likelihood does not have{other}."
         raise LikelihoodError(msg)
     found = _SCORES[kind]
     return pooled(found.at_positions(prediction, likelihood, **settings), prediction.mask, per, largest=found.largest)
+
+
+def check_per(per: str) -> None:
+    """Refuse anything but "input" and "position"."""
+    if per not in _PER:
+        msg = f"per must be one of {', '.join(_PER)}, not {per!r}."
+        raise SettingsError(msg)
 
 
 def pooled(values: Tensor, mask: Tensor | None, per: str = "input", *, largest: bool = False) -> Tensor:  # (N, ...)
