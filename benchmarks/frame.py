@@ -14,50 +14,31 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
 import nullbayes as nb
+from nullbayes.experiments import frame as experiments
 
 FOLDER = Path(__file__).resolve().parent
 
 
-class Skipped(Exception):
-    """What a case needs is not there; the message says what to do about it."""
+Skipped = experiments.Missing  # what a case needs is not there; the message says what to do about it
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(experiments.Settings):
     """What a case is given.
 
     Attributes
     ----------
     options : SimpleNamespace
         The case's own options, at the size asked for and with what was overridden.
-    device : torch.device
-        Where to compute.
-    data : Path or None
-        The folder with data sets.
-    seed : int
-        Of everything random.
     """
 
-    options: SimpleNamespace
-    device: torch.device
-    data: Path | None = None
-    seed: int = 0
-
-    def generator(self) -> torch.Generator:
-        """Return a fresh generator with the seed of this run."""
-        return torch.Generator().manual_seed(self.seed)
-
-    def normal(self, *shape: int) -> torch.Tensor:
-        """Return standard normal numbers on the device, the same ones at every call."""
-        return torch.randn(*shape, generator=self.generator()).to(self.device)
+    options: SimpleNamespace = field(default_factory=SimpleNamespace)
 
 
 def result(

@@ -22,7 +22,7 @@ from torch.func import jvp, vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import nullbayes as nb
-from benchmarks.measure import Clock
+from nullbayes.experiments.measuring import Clock
 
 EXAMPLES = 16  # of a block, in the paper's experiments
 _TOGETHER = 256  # Gram matrices inverted at a time

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from benchmarks.frame import FOLDER, Settings, Skipped
-from benchmarks.measure import environment
+from nullbayes.experiments.measuring import environment
 
 FORMAT = 1  # of the JSON; raised when a field changes its meaning
 SIZES = ("small", "full")
@@ -89,7 +89,7 @@ def run_case(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            record |= {"skipped": None, **case.run(Settings(SimpleNamespace(**options), device, data, seed))}
+            record |= {"skipped": None, **case.run(Settings(device, data, seed, options=SimpleNamespace(**options)))}
         except Skipped as reason:
             record["skipped"] = str(reason)
     record["seconds"] = time.perf_counter() - start

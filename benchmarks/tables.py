@@ -5,7 +5,7 @@
 
 prints two tables. The first has the AUROC of every method against every set of strangers, their mean for methods that
 have all of them, and the best of each column in bold. The second has the decisions of the calibrated posteriors. With
-several files, the columns stand side by side; what two files measured is taken from the later one.
+several files, networks and seeds are put together; what two files measured is taken from the later one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.detection import LEVELS
+from benchmarks.cases.detection import LEVELS, means
 
 _STRANGERS_AT = 0.05  # the level at which the share of flagged strangers is shown
 Row = Mapping[str, Any]
@@ -40,26 +40,19 @@ def document(results: Iterable[Mapping[str, Any]]) -> str:
     if not cases:
         msg = "No file has results of the case detection: run python -m benchmarks detection --json FILE."
         raise SystemExit(msg)
-    decisions = _latest(row for case in cases for row in case.get("decisions") or ())
-    parts = [aurocs(case["rows"] for case in cases), *([decided(decisions)] if decisions else [])]
+    found = _latest((row for case in cases for row in case["each"]), "column", "method", "seed")
+    decisions = _latest((row for case in cases for row in case.get("decisions") or ()), "network", "method", "seed")
+    parts = [aurocs(means(found)), *([decided(_decided_means(decisions))] if decisions else [])]
     return "\n\n".join(parts)
 
 
-def aurocs(tables: Iterable[Iterable[Row]]) -> str:
+def aurocs(rows: Sequence[Row]) -> str:
     """Return the AUROCs of methods by columns, with the mean over the columns, and the best of each in bold."""
-    rows = [row for table in tables for row in table]
-    columns = [name for name in dict.fromkeys(name for row in rows for name in row) if name not in ("method", "mean")]
-    found: dict[str, dict[str, float]] = {}
-    for row in rows:
-        own = {c: row[c] for c in columns if row.get(c) is not None}
-        found.setdefault(row["method"], {}).update(own)
-    if len(columns) > 1:
-        for own in found.values():
-            if all(c in own for c in columns):
-                own["mean"] = statistics.fmean(own.values())
-        columns.append("mean")
-    best = {c: max((round(own[c], 3) for own in found.values() if c in own), default=None) for c in columns}
-    lines = [[_code(method), *(_figure(own.get(c), best[c]) for c in columns)] for method, own in found.items()]
+    columns = [name for name in rows[0] if name != "method"]
+    if len(columns) == 2:
+        columns.remove("mean")
+    best = {c: max((round(row[c], 3) for row in rows if row[c] is not None), default=None) for c in columns}
+    lines = [[_code(row["method"]), *(_figure(row[c], best[c]) for c in columns)] for row in rows]
     return _markdown(["method", *columns], lines)
 
 
@@ -77,9 +70,19 @@ def decided(rows: Iterable[Row]) -> str:
     return _markdown(head, lines)
 
 
-def _latest(rows: Iterable[Row]) -> list[Row]:
-    """Return the last row of each network and method, in the order in which they came first."""
-    return list({(row["network"], row["method"]): row for row in rows}.values())
+def _latest(rows: Iterable[Row], *keys: str) -> list[Row]:
+    """Return the last row with each value of the keys, in the order in which they came first."""
+    return list({tuple(row[key] for key in keys): row for row in rows}.values())
+
+
+def _decided_means(rows: Sequence[Row]) -> list[Row]:
+    """Return the decisions of each network and method: the mean over the seeds."""
+    found = []
+    for key in dict.fromkeys((row["network"], row["method"]) for row in rows):
+        own = [row for row in rows if (row["network"], row["method"]) == key]
+        numbers = {k: statistics.fmean(row[k] for row in own) for k, v in own[0].items() if isinstance(v, float)}
+        found.append({**own[0], **numbers, "seed": len(own)})
+    return found
 
 
 def _code(method: str) -> str:

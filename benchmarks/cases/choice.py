@@ -11,8 +11,9 @@ from typing import Any
 
 import nullbayes as nb
 from benchmarks.frame import Settings, result
-from benchmarks.measure import Clock
-from benchmarks.problems import KINDS, Problem, cnn, mlp, trained_on_digits
+from benchmarks.problems import KINDS, Problem, mlp, trained_on_digits
+from nullbayes.experiments.measuring import Clock
+from nullbayes.experiments.networks import cnn
 
 SMALL = {
     "n": 12, "wide": 2, "narrow": 1, "samples": 2, "tolerance": 0.1, "epochs": 1, "direct": 500, "sweeps": 20,

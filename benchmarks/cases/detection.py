@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,9 +33,11 @@ import torch
 
 import nullbayes as nb
 from benchmarks.frame import Settings, Skipped, result
-from benchmarks.measure import Clock
-from benchmarks.rivals import Bench, methods
-from benchmarks.tasks import PARTS, Task, batches
+from benchmarks.rivals import methods
+from benchmarks.tasks import PARTS
+from nullbayes.experiments.measuring import Clock
+from nullbayes.experiments.methods import Bench
+from nullbayes.experiments.tasks import Task, batches
 
 _ALL = "digits+batchnorm+lenet+resnet20+svhn+minilm"
 SMALL = {
@@ -68,7 +70,7 @@ Row = dict[str, Any]
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Measure one network after the other, and take the mean over the runs."""
+    """Measure one network after the other; the table has means over the runs."""
     wanted, found, decided, notes = settings.options.parts.split("+"), list[Row](), list[Row](), list[str]()
     if odd := next((part for part in wanted if part not in PARTS), None):
         msg = f"There is no part {odd!r}: there are {', '.join(PARTS)}."
@@ -85,9 +87,9 @@ def run(settings: Settings) -> dict[str, Any]:
                 break
     if not found:
         raise Skipped(" ".join(notes))
-    table = _table(found)
+    table = means(found)
     judged = _judged(table)
-    return {**result(table, judged, holds=_holds(judged), notes=notes), "decisions": _means(decided), "each": found}
+    return {**result(table, judged, holds=_holds(judged), notes=notes), "decisions": decided, "each": found}
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -158,8 +160,7 @@ def _methods(settings: Settings, task: Task) -> Iterator[tuple[str, Callable[[],
         yield name, partial(_projected, settings, task, rows, name)
     bench = _bench(settings, task)
     for name in methods(bench):
-        needs_training = name in ("SWAG", "DeepEnsemble")
-        if hasattr(nb.baselines, name) and (task.build is not None or not needs_training):
+        if hasattr(nb.baselines, name):
             yield name, partial(_baseline, bench, name)
     for name in DETECTORS:
         yield name, partial(_detector, task, name)
@@ -173,10 +174,9 @@ def _projected(settings: Settings, task: Task, rows: str, name: str) -> Any:
 
 def _bench(settings: Settings, task: Task) -> Bench:
     assert task.held_out is not None
-    o, build = settings.options, task.build or (lambda: task.model)
-    data: Any = ([task.train], batches(task.held_out))
-    free = task.parameters.get("loss")
-    return Bench(task.model, build, *data, o.samples, o.members, task.epochs, o.budget, settings.seed, free)
+    o, free = settings.options, task.parameters.get("loss")
+    data = ([task.train], batches(task.held_out))
+    return Bench(task.model, *data, o.samples, o.members, o.budget, settings.seed, free, task.member)
 
 
 def _baseline(bench: Bench, name: str) -> Any:
@@ -199,8 +199,9 @@ def _temperature(task: Task) -> Any:
 # --- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _table(found: list[Row]) -> list[Row]:
+def means(found: Iterable[Row]) -> list[Row]:
     """Return one row per method and score: the mean over runs for each column, and the mean over the columns."""
+    found = list(found)
     columns = list(dict.fromkeys(row["column"] for row in found))
     rows = []
     for method in dict.fromkeys(row["method"] for row in found):
@@ -211,16 +212,6 @@ def _table(found: list[Row]) -> list[Row]:
         rows.append(
             {"method": method, **means, "mean": statistics.fmean(there) if len(there) == len(columns) else None}
         )
-    return rows
-
-
-def _means(decided: list[Row]) -> list[Row]:
-    """Return the decisions of each network and method: the mean over runs."""
-    rows = []
-    for key in dict.fromkeys((row["network"], row["method"]) for row in decided):
-        own = [row for row in decided if (row["network"], row["method"]) == key]
-        numbers = {k: statistics.fmean(row[k] for row in own) for k, v in own[0].items() if isinstance(v, float)}
-        rows.append({**own[0], **numbers, "seed": len(own)})
     return rows
 
 

@@ -19,8 +19,9 @@ from torch.nn.functional import mse_loss
 
 import nullbayes as nb
 from benchmarks.frame import Settings, Skipped, result
-from benchmarks.measure import seeded
-from benchmarks.problems import read_uci, train
+from nullbayes.experiments.datasets import read_uci
+from nullbayes.experiments.measuring import seeded
+from nullbayes.experiments.networks import train
 
 SMALL = {"splits": 1, "epochs": 20, "samples": 10, "alpha": 0.1}
 FULL = {"splits": 5, "epochs": 400, "samples": 30, "alpha": 0.1}

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.frame import Settings, Skipped, result
-from benchmarks.measure import Clock, one_thread, seeded
-from benchmarks.problems import KINDS, batchnorm_cnn, bert, color_cnn, distilbert, lenet, resnet18
+from benchmarks.measure import one_thread
+from benchmarks.problems import KINDS, bert, color_cnn, distilbert, resnet18
+from nullbayes.experiments.measuring import Clock, seeded
+from nullbayes.experiments.networks import batchnorm_cnn, lenet
 
 NETWORKS = ("lenet", "batchnorm_cnn", "cnn", "distilbert", "bert", "resnet18")
 SMALL = {

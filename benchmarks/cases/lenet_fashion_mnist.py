@@ -15,8 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
 from benchmarks.frame import Settings, result
-from benchmarks.measure import Clock, seeded
-from benchmarks.problems import KINDS, lenet, read_images, train
+from benchmarks.problems import KINDS
+from nullbayes.experiments.datasets import read_images
+from nullbayes.experiments.measuring import Clock, seeded
+from nullbayes.experiments.networks import lenet, train
 
 SMALL = {"n": 40, "test": 50, "epochs": 2, "pool": "max", "samples": 3}
 FULL = {"n": 2000, "test": 10_000, "epochs": 60, "pool": "max", "samples": 30}

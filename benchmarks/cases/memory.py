@@ -15,7 +15,8 @@ import torch
 import nullbayes as nb
 from benchmarks.frame import Settings, in_fresh_process, result
 from benchmarks.measure import Peak
-from benchmarks.problems import KINDS, cnn, untrained
+from benchmarks.problems import KINDS, untrained
+from nullbayes.experiments.networks import cnn
 
 SMALL = {"n": 60, "width": 4, "samples": 2, "limits": (100,), "rows": "output", "tolerance": 0.1}
 FULL = {

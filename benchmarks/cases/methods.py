@@ -22,9 +22,12 @@ from torch import Tensor
 
 import nullbayes as nb
 from benchmarks.frame import Settings, Skipped, in_fresh_process, result
-from benchmarks.measure import Clock, Peak, seeded
-from benchmarks.problems import Build, cnn, digits, lenet, read_images, train
-from benchmarks.rivals import Bench, methods
+from benchmarks.measure import Peak
+from benchmarks.rivals import methods
+from nullbayes.experiments.datasets import digits, read_images
+from nullbayes.experiments.measuring import Clock, seeded
+from nullbayes.experiments.methods import Bench
+from nullbayes.experiments.networks import Build, cnn, lenet, train
 
 SMALL = {
     "n": 60, "test": 40, "epochs": 3, "samples": 4, "members": 2, "budget": 20, "width": 3, "images": False,
@@ -79,7 +82,12 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     model = build().to(device).eval()
     model.load_state_dict(data.pop("state"))
     pair = ([(data["x"], data["y"])], [(data["x_held"], data["y_held"])])
-    bench = Bench(model, build, *pair, o.samples, o.members, o.epochs, o.budget, o.seed)
+
+    def member(seed: int) -> torch.nn.Module:
+        with seeded(seed):
+            return train(build().to(device), data["x"], data["y"], o.epochs)
+
+    bench = Bench(model, *pair, o.samples, o.members, o.budget, o.seed, member=member)
     made = methods(bench)[o.method]()
     with warnings.catch_warnings(), seeded(o.seed):
         warnings.simplefilter("ignore")  # what a rival deprecates; what a fit has to say is in its report
@@ -133,7 +141,7 @@ def _problem(settings: Settings) -> tuple[Data, Build, str]:
 
 def _names(spec: dict[str, Any], only: str) -> list[str]:
     """Return the methods to run: all, or those named, separated by plus signs."""
-    bench = Bench(torch.nn.Identity(), torch.nn.Identity, [], [], 0, 0, 0, 1, spec["seed"])
+    bench = Bench(torch.nn.Identity(), [], [], 0, 0, 1, spec["seed"], member=lambda _: torch.nn.Identity())
     known = list(methods(bench))
     wanted = only.split("+") if only else known
     if odd := next((name for name in wanted if name not in known), None):

@@ -26,9 +26,10 @@ from torch.nn.functional import cross_entropy
 
 import nullbayes as nb
 from benchmarks.frame import Settings, Skipped, result
-from benchmarks.measure import Clock
 from benchmarks.problems import KINDS
-from benchmarks.tasks import PARTS, Data, Task, batches, logits_of, thinned
+from benchmarks.tasks import PARTS
+from nullbayes.experiments.measuring import Clock
+from nullbayes.experiments.tasks import Data, Task, batches, logits_of, thinned
 
 _ALL = "digits+batchnorm+lenet+resnet20+uci+minilm"
 SMALL = {

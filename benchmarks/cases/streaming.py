@@ -15,8 +15,11 @@ import torch
 import nullbayes as nb
 from benchmarks import published
 from benchmarks.frame import Settings, Skipped, result
-from benchmarks.measure import Clock, Peak, cuda_mib, median_seconds, seeded
-from benchmarks.problems import KINDS, Problem, ResNet, read_cifar, resnet20, swin, untrained
+from benchmarks.measure import Peak, cuda_mib, median_seconds
+from benchmarks.problems import KINDS, Problem, swin, untrained
+from nullbayes.experiments.datasets import read_cifar
+from nullbayes.experiments.measuring import Clock, seeded
+from nullbayes.experiments.networks import ResNet, resnet20
 
 SMALL = {
     "parts": ("resnet", "swin"), "samples": (2, 3), "repeats": 1, "resnet_tiny": True, "resnet_n": 16,

@@ -19,7 +19,8 @@ import nullbayes as nb
 from benchmarks import published
 from benchmarks.frame import Settings, result
 from benchmarks.measure import Peak, cuda_mib, exponent, median_seconds
-from benchmarks.problems import Problem, cnn, untrained
+from benchmarks.problems import Problem, untrained
+from nullbayes.experiments.networks import cnn
 
 SMALL = {
     "n": (16, 32), "width": (2, 4), "samples": (1, 3), "base_n": 16, "base_width": 2, "base_samples": 2,

@@ -11,8 +11,9 @@ from typing import Any
 
 from benchmarks import published
 from benchmarks.frame import Settings, result
-from benchmarks.measure import Clock, Peak, cuda_mib
+from benchmarks.measure import Peak, cuda_mib
 from benchmarks.problems import KINDS, Problem, trained_on_images
+from nullbayes.experiments.measuring import Clock
 
 SMALL = {"n": 40, "samples": 3, "tolerance": 0.05, "epochs": 5, "budget": 0.5, "rows": ("output", "loss")}
 FULL = {"n": 2000, "samples": 30, "tolerance": 1e-2, "epochs": 60, "budget": 300.0, "rows": ("output", "loss")}

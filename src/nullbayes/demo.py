@@ -89,15 +89,19 @@ def train(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor,
     return model.eval()
 
 
-def train_on_digits(digits: Digits, steps: int = 1200) -> nn.Module:
-    """Return a trained convolutional network with about 20,000 parameters."""
+def network() -> nn.Module:
+    """Return a convolutional network with about 20,000 parameters, untrained."""
     with torch.device("cpu"):
-        model = nn.Sequential(
+        return nn.Sequential(
             nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
             nn.Conv2d(16, 32, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
             nn.Flatten(), nn.Linear(128, 112), nn.Tanh(), nn.Linear(112, KNOWN),
         )  # fmt: skip
-    return train(model, nn.functional.cross_entropy, digits.x_train, digits.y_train, steps)
+
+
+def train_on_digits(digits: Digits, steps: int = 1200) -> nn.Module:
+    """Return the network, trained on the digits 0 to 7."""
+    return train(network(), nn.functional.cross_entropy, digits.x_train, digits.y_train, steps)
 
 
 def compare(model: nn.Module, digits: Digits) -> list[Line]:

@@ -227,8 +227,10 @@ def normal_bytes(n_columns: int, device: torch.device) -> int:
 def free_memory(device: torch.device) -> int:
     """Return the bytes that are free on a device, or for the process on the host."""
     if device.type == "cuda":
-        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch holds it for us
-        return int(torch.cuda.mem_get_info(device)[0]) + idle
+        reserved = torch.cuda.memory_reserved(device)
+        free, total = torch.cuda.mem_get_info(device)
+        share = int(torch.cuda.get_per_process_memory_fraction(device) * total) - reserved  # what torch may still take
+        return max(0, min(free, share)) + reserved - torch.cuda.memory_allocated(device)  # it holds the rest for us
     candidates = [8 * 2**30]
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()

