@@ -46,6 +46,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {"decisions", "errors", "jacobian", "likelihoods", "metrics", "posteriors", "predictive"},
     ROOT: (_BELOW_POSTERIORS | {"baselines", "detectors", "evaluation", "metrics", "posteriors"})
     - {"hashing", "io", "limits", "precision", "priors"},
+    "page": set(),
     "demo": {ROOT},
     "cli": {ROOT, "demo"},
     "__main__": {"cli"},

@@ -12,3 +12,4 @@ from nullbayes.page.document import Section as Section
 from nullbayes.page.document import Series as Series
 from nullbayes.page.document import Table as Table
 from nullbayes.page.document import Value as Value
+from nullbayes.page.html import render as render

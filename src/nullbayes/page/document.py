@@ -12,15 +12,15 @@ class Value:
 
     Attributes
     ----------
-    mean : float
-        Over the seeds, or the only one.
+    mean : float or None
+        Over the seeds, or the only one; None or NaN where there is none.
     spread : float or None
         Standard deviation over the seeds; None for one seed.
     paper : float or None
         What the paper has in this place.
     """
 
-    mean: float
+    mean: float | None
     spread: float | None = None
     paper: float | None = None
 
@@ -49,21 +49,37 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Figures in rows and columns, which the reader can sort."""
+    """Figures in rows and columns, which the reader can sort.
+
+    Attributes
+    ----------
+    caption : str
+        What the table shows.
+    columns : sequence of Column
+        One for each cell of a row. The one above the names of the rows may be left out.
+    rows : sequence of rows
+        The first cell of a row is its name.
+    source : str
+        Where the paper has its figures, such as "table 2".
+    """
 
     caption: str
     columns: Sequence[Column]
-    rows: Sequence[Sequence[str | Value | None]]  # the first cell is the name of the row
+    rows: Sequence[Sequence[str | Value | None]]
+    source: str = ""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points of a curve, with a band of one standard deviation around it where ``spread`` is given."""
+    """Points of a curve, with a band of one standard deviation around it where ``spread`` is given.
+
+    A point with a coordinate that is None, NaN or infinite is left out, and the curve is broken there.
+    """
 
     name: str
-    x: Sequence[float]
-    y: Sequence[float]
-    spread: Sequence[float] | None = None
+    x: Sequence[float | None]
+    y: Sequence[float | None]
+    spread: Sequence[float | None] | None = None
     points_only: bool = False  # data rather than a curve
 
 
@@ -78,6 +94,7 @@ class Curves:
     alt: str  # what the figure shows, for those who cannot see it
     log_x: bool = False
     log_y: bool = False
+    y_range: tuple[float, float] | None = None  # what of the vertical axis is shown; None: all of the data
 
 
 @dataclass(frozen=True)
@@ -86,19 +103,22 @@ class Histograms:
 
     caption: str
     x_label: str
-    edges: Sequence[float]
-    shares: Mapping[str, Sequence[float]]  # one less than the edges
+    edges: Sequence[float | None]
+    shares: Mapping[str, Sequence[float | None]]  # one less than the edges
     alt: str
 
 
 @dataclass(frozen=True)
 class Reliability:
-    """Accuracy by confidence: for each bin its number of predictions, their mean confidence and accuracy."""
+    """Accuracy by confidence: for each bin its number of predictions, their mean confidence and accuracy.
+
+    The bins divide the interval from 0 to 1 into equal parts.
+    """
 
     caption: str
-    count: Sequence[float]
-    confidence: Sequence[float]
-    accuracy: Sequence[float]
+    count: Sequence[float | None]
+    confidence: Sequence[float | None]
+    accuracy: Sequence[float | None]
     alt: str
 
 
@@ -109,16 +129,19 @@ class Picture:
     Attributes
     ----------
     image : nested sequences of int
-        Bytes (H, W) or (H, W, 3). Empty for an input that is no image; then ``label`` shows it.
+        Bytes (H, W) or (H, W, 3). Empty for an input that is no image; then ``text`` or ``label`` shows it.
     label : str
         Below the picture, such as "p = 0.001".
     alt : str
         What the picture shows.
+    text : str
+        The input itself, if it is text: shown as a quotation, with ``label`` below it.
     """
 
     image: Sequence[Sequence[int]] | Sequence[Sequence[Sequence[int]]]
     label: str
     alt: str
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,7 +157,10 @@ Block = Table | Curves | Histograms | Reliability | Gallery
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, paragraphs, and what stands below them."""
+    """A heading, paragraphs, and what stands below them.
+
+    What stands between backticks in a paragraph is shown as code; everything else is plain text.
+    """
 
     title: str
     paragraphs: Sequence[str] = ()
