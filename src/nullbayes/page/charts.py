@@ -48,7 +48,7 @@ def render_curves(curves: Curves, number: int) -> str:
     pieces = [_pieces(series, curves) for series in curves.series]
     points = [point for found in pieces for piece in found for point in piece]
     x = _axis([point[0] for point in points], curves.log_x)
-    heights = [height for _, y, spread in points for height in (y, y - (spread or 0.0), y + (spread or 0.0))]
+    heights = [height for point in points for height in _reach(point, curves.log_y)]
     if curves.y_range is not None:
         heights = list(curves.y_range)
     y = log_axis(heights) if curves.log_y else linear_axis(heights, rounded=curves.y_range is None)
@@ -73,7 +73,7 @@ def render_histograms(histograms: Histograms, number: int) -> str:
     }
     bars = [bar for parts in found.values() for bar in parts]
     x = linear_axis([end for left, right, _ in bars for end in (left, right)])
-    frame = Frame(x, linear_axis([0.0, *(share for *_, share in bars)], rounded=True))
+    frame = Frame(x, linear_axis([0.0, *([share for *_, share in bars] or [1.0])], rounded=True))
     drawn = "".join(_histogram(i, parts, frame) for i, parts in enumerate(found.values()))
     legend = [_legend_item(i, name, _swatch_of_bars(i)) for i, name in enumerate(found)]
     drawing = _drawing(histograms.alt or histograms.caption, _grid(frame) + drawn, is_empty=not bars)
@@ -104,7 +104,7 @@ def render_reliability(reliability: Reliability, number: int) -> str:
     legend = [
         _legend_item(0, "accuracy of the bin", '<rect class="bar c1" x="1" y="1" width="28" height="12"/>'),
         _legend_item(1, "mean confidence, and its gap to the accuracy", _SWATCH_OF_GAP),
-        _legend_item(None, "confidence that is right", '<path class="diagonal" d="M1 13L29 1"/>'),
+        _legend_item(None, "perfect calibration", '<path class="diagonal" d="M1 13L29 1"/>'),
         _legend_item(None, "number of predictions (above)", '<rect class="count" x="1" y="1" width="28" height="12"/>'),
     ]
     alt = reliability.alt or reliability.caption
@@ -127,6 +127,13 @@ def _pieces(series: Series, curves: Curves) -> list[list[Point]]:
             width = abs(float(spread)) if spread is not None and is_number(spread) else None
             pieces[-1].append((float(x or 0), float(y or 0), width))
     return [piece for piece in pieces if piece]
+
+
+def _reach(point: Point, log: bool) -> tuple[float, float]:
+    """The lowest and the highest part of a point's band; a logarithmic axis does not follow a band far down."""
+    _, y, spread = point
+    low, high = y - (spread or 0.0), y + (spread or 0.0)
+    return (max(low, 0.1 * y) if log else low), high
 
 
 def _curve(i: int, series: Series, pieces: Sequence[Sequence[Point]], frame: Frame) -> str:

@@ -146,10 +146,11 @@ class Picture:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Pictures side by side."""
+    """Pictures side by side: ``columns`` of them in a row, or as many as there is room for."""
 
     caption: str
     pictures: Sequence[Picture]
+    columns: int | None = None
 
 
 Block = Table | Curves | Histograms | Reliability | Gallery

@@ -43,12 +43,13 @@ def render(page: Page) -> str:
     >>> print(render(Page("A title", "What was found.", [Section("First")]))[:15])
     <!doctype html>
     """
-    blocks = iter(list(_rendered(page)))
-    ids = [_identifier(i, section.title) for i, section in enumerate(page.sections, 1)]
+    blocks = _rendered(page)
+    titles = [section.title.strip() or f"Section {i}" for i, section in enumerate(page.sections, 1)]
+    ids = [_identifier(i, title) for i, title in enumerate(titles, 1)]
     parts = [
         f'<header><h1>{escaped(page.title)}</h1><p class="lead">{prose(page.lead)}</p></header>',
-        _contents(page.sections, ids) if len(page.sections) > _FEW_SECTIONS else "",
-        *(_section(section, name, blocks) for section, name in zip(page.sections, ids, strict=True)),
+        _contents(titles, ids) if len(ids) > _FEW_SECTIONS else "",
+        *(_section(*named, blocks) for named in zip(page.sections, titles, ids, strict=True)),
         _facts(page.facts) if page.facts else "",
     ]
     skip = '<a class="skip" href="#content">Skip to the content</a>'
@@ -78,16 +79,15 @@ def _body(content: str) -> str:
     return f"<body>{content}<script>{SCRIPT}</script></body>"
 
 
-def _contents(sections: Sequence[Section], ids: Sequence[str]) -> str:
-    items = "".join(
-        f'<li><a href="#{name}">{escaped(section.title)}</a></li>' for section, name in zip(sections, ids, strict=True)
-    )
+def _contents(titles: Sequence[str], ids: Sequence[str]) -> str:
+    links = (f'<a href="#{name}">{escaped(title)}</a>' for title, name in zip(titles, ids, strict=True))
+    items = "".join(element("li", link) for link in links)
     return f'<nav aria-labelledby="contents"><b id="contents">Contents</b><ol>{items}</ol></nav>'
 
 
-def _section(section: Section, name: str, rendered: Iterator[str]) -> str:
+def _section(section: Section, title: str, name: str, rendered: Iterator[str]) -> str:
     """A section; the figures that follow each other stand side by side where there is room."""
-    parts = [element("h2", escaped(section.title), id=name)]
+    parts = [element("h2", escaped(title), id=name)]
     parts += [f"<p>{prose(paragraph)}</p>" for paragraph in section.paragraphs]
     for is_chart, group in groupby(section.blocks, lambda block: not isinstance(block, Table | Gallery)):
         drawn = "\n".join(next(rendered) for _ in group)

@@ -59,7 +59,10 @@ def render_gallery(gallery: Gallery, number: int) -> str:
     """Return pictures side by side as HTML; an input that is no image is shown as a quotation."""
     tiles = "".join(_tile(picture) for picture in gallery.pictures)
     has_text = any(len(picture.image) == 0 for picture in gallery.pictures)
-    content = element("ul", tiles, class_="gallery texts" if has_text else "gallery") if tiles else _NOTHING
+    style = None if gallery.columns is None else f"--n:{max(1, int(gallery.columns))}"
+    content = (
+        element("ul", tiles, class_="gallery texts" if has_text else "gallery", style=style) if tiles else _NOTHING
+    )
     caption = f"<figcaption><b>Figure {number}.</b> {prose(gallery.caption)}</figcaption>"
     return element("figure", content + caption, class_="wide", id=f"figure-{number}")
 

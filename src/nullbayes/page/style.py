@@ -47,7 +47,7 @@ nav li { overflow-wrap: anywhere; padding-left: 0.25rem; }
 .table { margin: 2rem 0 2.5rem; }
 .scroll { container-type: inline-size; overflow-x: auto; position: relative; }
 .scroll.long { overflow-y: auto; max-height: 80vh; }
-table { border-collapse: separate; border-spacing: 0; font-size: 0.94rem; line-height: 1.4; }
+table { min-width: min(100%, 26rem); border-collapse: separate; border-spacing: 0; font-size: 0.94rem; line-height: 1.4; }
 caption { text-align: left; padding: 0; }
 .caption, figcaption { font-size: 0.94rem; line-height: 1.5; color: var(--text); }
 .caption {
@@ -58,14 +58,15 @@ th, td { padding: 0.4rem 1.5rem 0.4rem 0; text-align: left; vertical-align: top;
 th:last-child, td:last-child { padding-right: 0.5rem; }
 thead th {
   font-weight: 600; vertical-align: bottom; border: solid var(--text); border-width: 1.5px 0 1px;
-  overflow-wrap: anywhere; min-width: 4rem; max-width: 12rem; background: var(--page);
+  background: var(--page);
 }
 .long thead th { position: sticky; top: 0; z-index: 2; border-top: 0; }
 tbody tr:last-child > * { border-bottom: 1.5px solid var(--text); }
 tbody tr:not(:last-child) > * { border-bottom: 1px solid var(--grid); }
 tr > :first-child { position: sticky; left: 0; background: var(--page); z-index: 1; }
 .long thead tr > :first-child { z-index: 3; }
-.name { display: block; min-width: 3.5rem; max-width: 20rem; overflow-wrap: anywhere; }
+.name, .head { display: block; max-width: 20rem; overflow-wrap: break-word; }
+.n .head { max-width: 10rem; margin-left: auto; }
 .n { text-align: right; font-variant-numeric: tabular-nums lining-nums; white-space: nowrap; }
 thead .n { white-space: normal; }
 .n .name { text-align: left; white-space: normal; }
@@ -77,15 +78,14 @@ strong { font-weight: 700; }
 .arrow { font-weight: 400; }
 .empty, .nothing { color: var(--muted); font-style: italic; }
 .empty { text-align: left; }
-thead button {
-  all: unset; cursor: pointer; font: inherit; display: inline-block; text-align: inherit; border-radius: 2px;
-}
+thead button { all: unset; cursor: pointer; display: block; width: 100%; text-align: inherit; border-radius: 2px; }
 thead button:focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
 thead button:hover { text-decoration: underline; text-underline-offset: 0.2em; }
-th[aria-sort] button::after { content: "\\00a0▲"; font-size: 0.7em; color: var(--muted); }
-th[aria-sort="descending"] button::after { content: "\\00a0▼"; }
+th[aria-sort] .head::after { content: "\\00a0▲"; font-size: 0.7em; color: var(--muted); }
+th[aria-sort="descending"] .head::after { content: "\\00a0▼"; }
 .note, .meanings { max-width: 43rem; font-size: 0.86rem; line-height: 1.5; color: var(--muted); }
 .note { margin: 0.6rem 0 0; }
+.note:empty { display: none; }
 .meanings { margin: 0.5rem 0 0; }
 .meanings dt { display: inline; font-weight: 600; color: var(--text); overflow-wrap: anywhere; }
 .meanings dt::after { content: ": "; }
@@ -134,6 +134,7 @@ figcaption { margin-top: 0.6rem; max-width: 43rem; overflow-wrap: anywhere; }
   margin: 0; padding: 0;
 }
 .gallery.texts { grid-template-columns: repeat(auto-fill, minmax(min(100%, 15rem), 1fr)); }
+.gallery[style] { grid-template-columns: repeat(var(--n), minmax(0, 8rem)); gap: 1rem 0.75rem; }
 .gallery li { min-width: 0; }
 .gallery img { display: block; max-width: 100%; height: auto; background: var(--card); }
 .pixels { image-rendering: pixelated; }
@@ -160,12 +161,13 @@ summary { cursor: pointer; font-weight: 600; width: fit-content; }
   section, .run { margin-top: 2.75rem; }
   .lead { font-size: 1.08rem; }
   th, td { padding-right: 1rem; }
-  .name { max-width: 9rem; }
+  .name, .head { max-width: 8rem; }
   .figures { gap: 2.25rem; }
 }
 @media print {
   @page { margin: 18mm 16mm; }
-  body { font-size: 10pt; }
+  html { font-size: 9.5pt; }
+  body { font-size: 1rem; }
   main { max-width: none; padding: 0; }
   .skip, .screen { display: none; }
   a { color: inherit; }
@@ -173,12 +175,12 @@ summary { cursor: pointer; font-weight: 600; width: fit-content; }
   h2, caption { break-after: avoid; }
   section { margin-top: 2rem; }
   .scroll, .scroll.long { overflow: visible; max-height: none; container-type: normal; }
-  table { font-size: 8.5pt; }
+  table { font-size: 0.86rem; }
   th, td { padding-right: 0.9rem; }
+  .name, .head, .n .head { max-width: 8rem; }
   tr > :first-child, .long thead th { position: static; }
   thead { display: table-header-group; }
   .figures { grid-template-columns: 1fr 1fr; gap: 1.5rem 2rem; }
-  .gallery { grid-template-columns: repeat(auto-fill, minmax(5.5rem, 1fr)); }
   details::details-content { content-visibility: visible; block-size: auto; }
   .band, .bars, .bar, .gap, .count, blockquote { print-color-adjust: exact; -webkit-print-color-adjust: exact; }
 }
@@ -221,10 +223,10 @@ SCRIPT = """
         body.append(...sorted);
       });
     });
-    const note = document.createElement("p");
-    note.className = "note screen";
-    note.textContent = "Select a heading to sort: once, again for the other direction, again for the first order.";
-    table.closest(".table").querySelector(".scroll").after(note);
+    const box = table.closest(".table"), hint = document.createElement("span");
+    hint.className = "screen";
+    hint.textContent = " Select a heading to sort by it.";
+    box.querySelector(".note").append(hint);
   }
   const opened = [];
   addEventListener("beforeprint", () => {

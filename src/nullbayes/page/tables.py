@@ -96,9 +96,9 @@ def _number(cell: Cell) -> float | None:
 
 
 def _best(rows: Sequence[Sequence[Cell]], i: int, column: Column) -> str | None:
-    """How the best figure of a column is written: all that are written like it are best. None if all are."""
+    """How the best figure of a column is written: all that are written like it are best. None for less than two."""
     numbers = [number for row in rows if (number := _number(row[i])) is not None]
-    if column.best not in _ARROWS or len({figure(number, column.digits) for number in numbers}) < 2:
+    if column.best not in _ARROWS or len(numbers) < 2:
         return None
     return figure(max(numbers) if column.best == "high" else min(numbers), column.digits)
 
@@ -123,29 +123,32 @@ def _head(column: Column, is_text: bool) -> str:
         sign = f'<span class="arrow" aria-hidden="true">{_ARROWS[column.best]}</span>'
         arrow = f"\N{NO-BREAK SPACE}{sign}{hidden(_HINTS[column.best])}"
     first = "ascending" if is_text or column.best == "low" else "descending"
-    name = escaped(column.name) or hidden("name")
-    return element("th", name + arrow, scope="col", class_=None if is_text else "n", data_first=first)
+    name = f'<span class="head">{escaped(column.name) or hidden("name")}{arrow}</span>'
+    return element("th", name, scope="col", class_=None if is_text else "n", data_first=first)
 
 
 def _cell(cell: Cell, column: Column, *, is_name: bool, is_text: bool, best: str | None, width: int) -> str:
     tag, scope = ("th", "row") if is_name else ("td", None)
-    kind = None if is_text else "n"
+    kind, room = None if is_text else "n", _behind("", width)
     if isinstance(cell, str):
         return element(tag, f'<span class="name">{escaped(cell)}</span>', scope=scope, class_=kind)
     if cell is None or (cell.mean is None and cell.paper is None):
-        dash = f'<span aria-hidden="true">–</span>{hidden("no figure")}'
+        dash = f'<span aria-hidden="true">–</span>{hidden("no figure")}{room}'
         return element(tag, dash, scope=scope, class_=kind, data_sort="")
     number = _number(cell)
     shown = "–" if cell.mean is None else escaped(figure(float(cell.mean), column.digits))
     if best is not None and shown == best:
         shown = f"<strong>{shown}</strong>"
-    behind = f'<span class="spread" style="min-width:{width}ch">{_spread(cell, column)}</span>' if width else ""
-    lines = f'<span class="ours">{shown}{behind}</span>'
+    lines = f'<span class="ours">{shown}{_behind(_spread(cell, column), width)}</span>'
     if cell.paper is not None:
         paper = escaped(figure(float(cell.paper), column.digits))
-        room = f'<span class="spread" style="min-width:{width}ch"></span>' if width else ""
         lines += f'<span class="paper">{hidden("paper: ")}{paper}{room}</span>'
     return element(tag, lines, scope=scope, class_=kind, data_sort="" if number is None else _for_script(number))
+
+
+def _behind(spread: str, width: int) -> str:
+    """A spread that takes the room of the widest one of its column, so that all means end below each other."""
+    return f'<span class="spread" style="min-width:{0.85 * width:.2f}ch">{spread}</span>' if width else ""
 
 
 def _for_script(number: float) -> str:
@@ -169,4 +172,4 @@ def _notes(table: Table, columns: Sequence[Column], same_columns: int | None) ->
     notes = f'<p class="note">{" ".join(said)}</p>'
     defined = meanings(table) if same_columns is None else ()
     items = "".join(f"<div><dt>{escaped(name)}</dt><dd>{prose(meaning)}</dd></div>" for name, meaning in defined)
-    return (notes if said else "") + (element("dl", items, class_="meanings") if items else "")
+    return notes + (element("dl", items, class_="meanings") if items else "")
