@@ -47,7 +47,8 @@ nav li { overflow-wrap: anywhere; padding-left: 0.25rem; }
 .table { margin: 2rem 0 2.5rem; }
 .scroll { container-type: inline-size; overflow-x: auto; position: relative; }
 .scroll.long { overflow-y: auto; max-height: 80vh; }
-table { min-width: min(100%, 26rem); border-collapse: separate; border-spacing: 0; font-size: 0.94rem; line-height: 1.4; }
+table { min-width: min(100%, 26rem); border-collapse: separate; border-spacing: 0; }
+table { font-size: 0.94rem; line-height: 1.4; }
 caption { text-align: left; padding: 0; }
 .caption, figcaption { font-size: 0.94rem; line-height: 1.5; color: var(--text); }
 .caption {
