@@ -19,6 +19,8 @@
 ``compatibility_…``    the table of models behind `docs/compatibility.md`, its entries (``case``), and its ``page``
 ``zoo``                the networks of that table
 ``paper``              networks and dense answers for the tests of the paper's claims
+``sample_page``        a page of results that shows everything, and one made of accidents
+``html_tree``          HTML as a tree, read without a browser; contrast of colours
 ``architecture_page``  writes the table of imports in `docs/architecture.md`
 ``guards``             measures which tests guard which module, for the table in `CONTRIBUTING.md`
 =====================  ==============================================================================================
