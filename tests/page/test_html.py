@@ -97,6 +97,15 @@ def test_contents_are_listed_for_more_than_three_sections() -> None:
     assert [node.text for node in page(4).all("nav")[0].all("a")] == ["Part 0", "Part 1", "Part 2", "Part 3"]
 
 
+def test_sections_with_the_same_title_have_names_of_their_own() -> None:
+    tree = parsed(render(Page("Title", "Lead.", [Section("Été & hiver"), Section("Été & hiver"), Section("…")])))
+    assert [node.attributes["id"] for node in tree.all("h2")] == [
+        "section-1-ete-hiver",
+        "section-2-ete-hiver",
+        "section-3",
+    ]
+
+
 def test_facts_stand_behind_a_summary() -> None:
     details = parsed(SAMPLE).all("details")
     assert [node.text for node in details[0].all("summary")] == ["How it was run"]
