@@ -244,7 +244,8 @@ def _clipped(drawn: str, frame: Frame) -> str:
     """What lies within the frame: an inner drawing with the same coordinates hides the rest."""
     width = WIDTH - _LEFT - _RIGHT
     place = f'x="{_LEFT}" y="{frame.top}" width="{width}" height="{frame.height}"'
-    return f'<svg {place} viewBox="{_LEFT} {frame.top} {width} {frame.height}" overflow="hidden" aria-hidden="true">{drawn}</svg>'
+    view = f'viewBox="{_LEFT} {frame.top} {width} {frame.height}"'
+    return f'<svg {place} {view} overflow="hidden" aria-hidden="true">{drawn}</svg>'
 
 
 def _drawing(alt: str, content: str, *, is_empty: bool, height: int = HEIGHT) -> str:
