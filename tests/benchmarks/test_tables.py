@@ -18,9 +18,18 @@ DECISION = {
 }  # fmt: skip
 
 
-def result(rows: list[dict[str, Any]], decisions: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+def result(
+    rows: list[dict[str, Any]], decisions: list[dict[str, Any]] | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Return what a run would have written: one row per method, column and seed."""
     other = {"case": "latency", "rows": [{"method": "slow", "a": 1.0}]}
-    return {"cases": [other, {"case": "detection", "rows": rows, "decisions": decisions or []}]}
+    each = [
+        {"method": row["method"], "column": column, "seed": seed, "auroc": auroc}
+        for row in rows
+        for column, auroc in row.items()
+        if column != "method" and auroc is not None
+    ]
+    return {"cases": [other, {"case": "detection", "rows": rows, "each": each, "decisions": decisions or []}]}
 
 
 def table(*rows: dict[str, Any]) -> list[str]:
@@ -29,7 +38,7 @@ def table(*rows: dict[str, Any]) -> list[str]:
 
 def test_best_of_each_column_is_bold_as_it_is_rounded() -> None:
     lines = table(
-        {"method": "KNN", "a": 0.9004, "b": 0.7, "mean": 0.8}, {"method": "MSP", "a": 0.9001, "b": 0.8, "mean": 0.85}
+        {"method": "KNN", "a": 0.9004, "b": 0.7}, {"method": "MSP", "a": 0.9001, "b": 0.8}
     )
     assert lines == [
         "| method | a | b | mean |",
@@ -40,12 +49,12 @@ def test_best_of_each_column_is_bold_as_it_is_rounded() -> None:
 
 
 def test_columns_of_several_files_stand_side_by_side() -> None:
-    first = result([{"method": "KNN", "a": 0.5, "mean": 0.5}, {"method": "MSP", "a": 0.9, "mean": 0.9}])
-    second = result([{"method": "KNN", "b": 0.7, "mean": 0.7}, {"method": "GEN", "b": 0.6, "mean": 0.6}])
+    first = result([{"method": "KNN", "a": 0.5}, {"method": "MSP", "a": 0.9}])
+    second = result([{"method": "KNN", "b": 0.7}, {"method": "GEN", "b": 0.6}])
     assert document([first, second]).splitlines() == [
         "| method | a | b | mean |",
         "|---|---|---|---|",
-        "| `KNN` | 0.500 | **0.700** | **0.600** |",  # the mean of the columns, not of the means
+        "| `KNN` | 0.500 | **0.700** | **0.600** |",
         "| `MSP` | **0.900** |  |  |",  # which has no mean, because it lacks a column
         "| `GEN` |  | 0.600 |  |",
     ]
@@ -63,6 +72,30 @@ def test_a_later_file_replaces_what_an_earlier_one_measured() -> None:
     assert "0.049" in text
 
 
+def test_seeds_of_several_files_are_averaged() -> None:
+    first = result([{"method": "KNN", "a": 0.5}], [DECISION])
+    second = result([{"method": "KNN", "a": 0.6}], [{**DECISION, "seed": 4, "flagged at 0.05": 0.05}], seed=1)
+    text = document([first, second])
+    assert "| `KNN` | **0.550** |" in text
+    assert "| LeNet | `ProjectedPosterior` | 0.011 | 0.051 |" in text
+
+
+def test_a_baseline_has_the_row_of_its_best_score_and_a_posterior_all_of_them() -> None:
+    scores = {"energy": (0.6, 0.8), "entropy": (0.9, 0.4)}
+    lines = table(
+        *(
+            {"method": f"{name}, {score}", "a": a, "b": b}
+            for name in ("SWAG", "ProjectedPosterior")
+            for score, (a, b) in scores.items()
+        )
+    )
+    assert [line.split(" | ")[0] for line in lines[2:]] == [
+        "| `SWAG`, `energy`",
+        "| `ProjectedPosterior`, `energy`",
+        "| `ProjectedPosterior`, `entropy`",
+    ]
+
+
 def test_scores_are_written_as_code_and_states_are_not() -> None:
     lines = table(
         {"method": "ProjectedPosterior, calibrated", "a": 0.9}, {"method": "ProjectedPosterior, energy", "a": 0.8}
@@ -74,8 +107,8 @@ def test_scores_are_written_as_code_and_states_are_not() -> None:
 
 
 def test_figures_that_are_missing_leave_a_gap() -> None:
-    lines = table({"method": "KNN", "a": None, "b": 0.7, "mean": None}, {"method": "MSP", "a": 0.5, "b": 0.6})
-    assert lines[2:] == ["| `KNN` |  | **0.700** |  |", "| `MSP` | **0.500** | 0.600 | **0.550** |"]
+    lines = table({"method": "MSP", "a": 0.5, "b": 0.6}, {"method": "KNN", "a": None, "b": 0.7})
+    assert lines[2:] == ["| `MSP` | **0.500** | 0.600 | **0.550** |", "| `KNN` |  | **0.700** |  |"]
 
 
 def test_decisions_have_alarms_strangers_and_sets() -> None:
