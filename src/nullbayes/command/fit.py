@@ -8,7 +8,7 @@ from typing import Any
 
 import nullbayes as nb
 from nullbayes.command import options as shared
-from nullbayes.command.frame import Command, Console, Refusal, writable
+from nullbayes.command.frame import Command, Console, Refusal, folded, writable
 
 _TUNED = 1 / 3  # of the held-out data choose precision and temperature; the others calibrate
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         posterior.calibrate(calibrating)
     posterior.save(output)
     calibration = posterior.calibration
-    text = str(posterior.report) + ("" if calibration is None else f"\n{calibration}")
+    text = folded(str(posterior.report) + ("" if calibration is None else f"\n{_ranked(calibration)}"), 18)
     found: dict[str, Any] = {
         "posterior": str(output),
         "kind": type(posterior).__name__,
@@ -70,6 +70,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
     console.result(text, found)
     console.say(f"The posterior is in {output}." + ("" if calibration else " It is not calibrated: no --held-out."))
     return 0
+
+
+def _ranked(calibration: Any) -> str:
+    n = len(calibration.scores)
+    return f"{'calibrated':<17} {n:,} held-out examples to rank new inputs among: p-values from {1 / (n + 1):.2g} on"
 
 
 COMMAND = Command(

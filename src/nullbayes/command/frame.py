@@ -7,10 +7,13 @@ import json
 import math
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
+
+_WIDTH = 100  # of what people read
 
 
 class Refusal(Exception):
@@ -59,6 +62,12 @@ class Console:
     def result(self, text: str, data: Mapping[str, Any]) -> None:
         """Print a result on stdout, as text or as JSON."""
         print(json.dumps(plain(data), indent=2, allow_nan=False) if self.json else text, flush=True)
+
+
+def folded(text: str, indent: int) -> str:
+    """Return lines of a table with names on the left, cut to the width of a page; ``indent`` is where values begin."""
+    lines = (textwrap.wrap(line, _WIDTH, subsequent_indent=" " * indent) or [""] for line in text.splitlines())
+    return "\n".join(part for parts in lines for part in parts)
 
 
 def plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ import argparse
 
 import nullbayes as nb
 from nullbayes.command import options as shared
-from nullbayes.command.frame import Command, Console
+from nullbayes.command.frame import Command, Console, folded
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         tolerance=options.tolerance,
         **shared.functions(options),
     )
-    console.result(str(found), found.to_dict())
+    console.result(folded(str(found), 13), found.to_dict())
     return 0
 
 

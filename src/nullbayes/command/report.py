@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 _SHUFFLED = "values shuffled"  # the label of strangers that are made where none are given
 _ALPHA = 0.05
+_NAMES = 17  # columns of a report that hold names
 _NONE_GIVEN = (
     "No strangers were given, so the inputs themselves were made strange: their values are shuffled within each input. "
-    "Most scores find these. Pass strangers of your own, --strangers LABEL=NAME, to learn more."
+    "Real strangers may be easier or harder to find: pass some of your own, `--strangers LABEL=NAME`."
 )
 
 
@@ -85,7 +86,7 @@ def make_page(posterior: Any, name: str, data: Any, strangers: dict[str, Any], c
     sections = [
         Section("The posterior and its network", [_promise(check)], [_table(check)]),
         *evaluation_sections(summary, galleries=pictures),
-        Section("The fit", str(posterior.report).splitlines()),
+        Section("The fit", ["What `fit` reported."], [_report(posterior)]),
     ]
     if not strangers:
         sections.insert(1, Section("Strangers", [_NONE_GIVEN]))
@@ -147,6 +148,16 @@ def _table(check: FitCheck) -> Table:
                    "posterior": [check.nll_posterior, check.accuracy_posterior]}  # fmt: skip
     rows: list[list[str | Value]] = [[name, *map(Value, values)] for name, values in figures.items()]
     return Table("Predictions of the network and of the posterior", columns, rows)
+
+
+def _report(posterior: Any) -> Table:
+    """Return the report of the fit as a table; baselines have none."""
+    from nullbayes.page import Column, Table
+
+    report = getattr(posterior, "report", None)
+    lines = [] if report is None else str(report).splitlines()
+    rows = [[line[:_NAMES].strip(), line[_NAMES:].strip()] for line in lines]
+    return Table("Report of the fit", [Column("what"), Column("value")], rows)
 
 
 def _facts(posterior: Any, command: str) -> dict[str, str]:

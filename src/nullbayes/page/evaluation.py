@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -188,16 +189,20 @@ def _reliabilities(run: Summary) -> Iterator[Reliability]:
         if table in seen:  # rows that differ in their score alone
             continue
         seen.append(table)
-        kept = [(n, met, promised) for n, met, promised in zip(*table, strict=True) if n > 0]
-        count = [float(n) for n, _, _ in kept]
-        right, said = [met / n for n, met, _ in kept], [promised / n for n, _, promised in kept]
-        gap = sum(n * abs(a - b) for n, a, b in zip(count, right, said, strict=True)) / max(1.0, sum(count))
+        count, met, promised = ([float(value) for value in values] for values in table)
+        right, said = _shares(met, count), _shares(promised, count)
+        gap = sum(abs(a - b) for a, b in zip(met, promised, strict=True)) / max(1.0, sum(count))
         if any(row["rmse"] is not None for row in run["rows"]):
             caption, what = f"Intervals of {name}", "Share of targets inside their interval, by its level"
         else:
             caption, what = f"Reliability of {name}", "Accuracy by confidence"
-        alt = f"{what}, in {len(kept)} bins; the mean gap to the diagonal is {gap:.3f}."
+        alt = f"{what}, in {len(count)} bins; the mean gap to the diagonal is {gap:.3f}."
         yield Reliability(caption, count, said, right, alt)
+
+
+def _shares(part: Sequence[float], count: Sequence[float]) -> list[float]:
+    """Return shares of counts; NaN where there is nothing to have a share of."""
+    return [a / n if n else math.nan for a, n in zip(part, count, strict=True)]
 
 
 def _histograms(run: Summary) -> Iterator[Histograms]:
