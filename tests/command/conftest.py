@@ -13,7 +13,7 @@ from nullbayes.command import main
 from support.user_folder import OWN, example, imported, inside
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def story(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder, with ``posterior.safetensors`` from the example of ``nullbayes fit``."""
     folder = tmp_path_factory.mktemp("story")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ from torch import Tensor, nn
 from nullbayes.command.frame import Console, Refusal
 
 _INSIDE = ("state_dict", "model_state_dict", "model")  # where training scripts keep it
+_MORE = (
+    "{} holds more than tensors, which nullbayes does not unpickle: save the weights alone, "
+    "torch.save(model.state_dict(), path)."
+)
 _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
 
 
@@ -51,14 +56,10 @@ def _read(path: Path) -> Any:
         if path.suffix == ".safetensors":
             return load_file(path)
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        msg = (
-            f"{path} holds more than tensors, which nullbayes does not unpickle: save the weights alone, "
-            "torch.save(model.state_dict(), path)."
-        )
-        raise Refusal(msg) from error
-    except (SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (pickle.UnpicklingError, SafetensorError, OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
         msg = f"{path} cannot be read as weights: save them with torch.save(model.state_dict(), path)."
+        if isinstance(error, pickle.UnpicklingError) and zipfile.is_zipfile(path):  # a file of torch, then
+            msg = _MORE.format(path)
         raise Refusal(msg) from error
 
 
