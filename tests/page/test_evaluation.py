@@ -100,7 +100,7 @@ def test_reliability_and_histograms_are_those_of_the_rows_shown(evaluation: nb.E
         assert list(histograms.shares) == ["familiar", "far", "near"]
         edges = np.array(histograms.edges)
         for name, scores in {"familiar": row.scores_in, **row.scores_out}.items():
-            values = np.log10(scores) if "log" in histograms.x_label else scores.numpy()
+            values = np.log10(scores.numpy()) if "log" in histograms.x_label else scores.numpy()
             counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
             np.testing.assert_allclose(histograms.shares[name], counts / len(scores))
         assert f"far {row.strangers['far'].auroc:.3f}" in histograms.alt
