@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import signal
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -72,7 +75,10 @@ def nothing(): pass
 def fails(): raise ValueError("two\\nlines")
 def crash(): return own.some()
 def few(): return own.some(20, 5)
-def stops(): raise KeyboardInterrupt
+def stops():
+    import os, signal
+    os.kill(os.getpid(), signal.SIGINT)
+    return own.train()
 def loud():
     import warnings
     warnings.warn("a warning\\nof two lines")
@@ -114,6 +120,20 @@ def test_the_way_to_an_error_is_shown_on_demand(folder: Path) -> None:
 def test_ctrl_c_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", *MODEL, "--data", "bad:stops"]) == 130
     assert capsys.readouterr().err == "nullbayes: interrupted.\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_reader_that_has_gone_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert main(["plan", *MODEL, *TEST]) == 141
+    assert not stderr.getvalue()
 
 
 def test_warnings_are_one_line_each_and_no_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -171,6 +171,34 @@ def test_a_regression_has_intervals_and_no_probabilities(own: Any, capsys: pytes
     assert "not calibrated" in capsys.readouterr().err
 
 
+def test_a_model_with_outputs_batches_and_a_loss_of_its_own(own: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("odd.py").write_text(
+        "import torch\nfrom torch import nn\nfrom own import some\n"
+        "class Model(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.layer = nn.Linear(4, 3)\n        nn.init.eye_(self.layer.weight)\n"
+        "        nn.init.zeros_(self.layer.bias)\n"
+        "    def forward(self, x):\n        return {'a': self.layer(x), 'b': x}\n"
+        "def outputs(found):\n    return found['a']\n"
+        "def split(batch):\n    return batch[1], batch[0]\n"
+        "def data():\n    return [some(20, seed)[::-1] for seed in (6, 7)]\n"
+        "def loss(outputs, y):\n    return nn.functional.cross_entropy(outputs, y, reduction='none')\n"
+    )
+    words = ["--model", "odd:Model", "--output-fn", "odd:outputs", "--batch-fn", "odd:split", "--data", "odd:data"]
+    words += ["--likelihood", "odd:loss"]
+    assert main(["fit", *words, "-o", "odd.safetensors"]) == 0
+    assert main(["predict", "odd.safetensors", *words, "-o", "odd.npz"]) == 0
+    sys.path.append(".")
+    odd, arrays = imported(Path("odd.py")), np.load("odd.npz")
+    x = torch.cat([x for _, x in odd.data()])
+    np.testing.assert_allclose(arrays["mean"], odd.Model()(x)["a"].detach(), rtol=1e-5)
+    assert "probs" not in arrays
+    capsys.readouterr()
+    assert main(["check", "odd.safetensors", *words, "--json", "--nats", "9"]) == 0
+    check = json.loads(capsys.readouterr().out)
+    losses = odd.loss(odd.Model()(x)["a"], torch.cat([y for y, _ in odd.data()]))
+    assert check["nll_model"] == pytest.approx(float(losses.mean().detach()), rel=1e-5)
+
+
 def test_evaluate_prints_the_table_of_python(own: Any, posterior: Any, capsys: pytest.CaptureFixture[str]) -> None:
     same = nb.evaluate({"posterior": posterior}, own.test(), {"noise": own.noise()}).to_dict()
     found = result(capsys, *example("evaluate"))

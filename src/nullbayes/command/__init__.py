@@ -71,25 +71,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         130 after Ctrl-C.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        options = build_parser().parse_args(words)
-    except Refusal as refusal:
-        return _refused(refusal, refusal.code)
-    except SystemExit as end:  # of --help and --version
-        return int(end.code or 0)
+    debug = "--debug" in words
     try:
         with _one_line_warnings(), _interruption() as signals:
+            options = build_parser().parse_args(words)
             code: int = options.run(options, Console(options.json, signals))
+            sys.stdout.flush()  # here, where a pipe without a reader is dealt with
         return code
+    except SystemExit as end:  # of --help and --version
+        return int(end.code or 0)
     except KeyboardInterrupt:
-        return _stopped()
-    except BrokenPipeError:  # the reader of a pipe has gone
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
+        Console().say("nullbayes: interrupted.")
+        return _INTERRUPTED
+    except BrokenPipeError:
+        with contextlib.suppress(OSError, ValueError):  # what is still to be written goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
-    except Exception as error:
-        if options.debug:
+    except Refusal as refusal:
+        if debug:
             raise
-        return _refused(error, error.code if isinstance(error, Refusal) else 1)
+        return _refused(refusal, refusal.code)
+    except Exception as error:
+        if debug:
+            raise
+        return _refused(error, 1)
 
 
 def _refused(error: Exception, code: int) -> int:
@@ -98,11 +103,6 @@ def _refused(error: Exception, code: int) -> int:
     text = first_line(error) if known else f"{type(error).__name__}: {first_line(error)} (--debug shows where)"
     Console().say(f"nullbayes: {text}")
     return code
-
-
-def _stopped() -> int:
-    Console().say("nullbayes: interrupted.")
-    return _INTERRUPTED
 
 
 @contextlib.contextmanager
