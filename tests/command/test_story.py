@@ -252,6 +252,16 @@ def test_without_strangers_a_page_makes_some_and_says_so(own: Any, posterior: An
     assert any("shuffled within each input" in text for section in page.sections for text in section.paragraphs)
 
 
+def test_pictures_are_of_inputs_wherever_a_batch_has_them(own: Any) -> None:
+    x, y = own.test()
+    posterior: Any = nb.load("posterior.safetensors", own.model, batch_fn=lambda batch: batch[::-1])
+    page, _ = make_page(posterior, "mine", [(y, x)], {"noise": own.noise()}, "", lambda batch: batch[::-1])
+    strangest, _, missed = next(section.blocks for section in page.sections if section.title == "Inputs")
+    for block, inputs, i in ((strangest, x, posterior.ood_score(x).argmax()), (missed, own.noise(), None)):
+        i = posterior.ood_score(inputs).argmin() if i is None else i
+        assert block.pictures[0].label.startswith(f"({', '.join(f'{value:.3g}' for value in inputs[i].tolist())}): ")
+
+
 def test_report_writes_one_page(own: Any, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("nullbayes.page.html")
     found = result(capsys, *example("report"), "--held-out", "own:held_out")

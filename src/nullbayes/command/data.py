@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -87,6 +88,17 @@ def batches(data: Any) -> Iterator[Any]:
         n = count(batch)
         for start in range(0, n, _AT_ONCE):
             yield batch if n <= _AT_ONCE else take(batch, slice(start, start + _AT_ONCE))
+
+
+def inputs_in(batch: Any, batch_fn: Callable[[Any], Any] | None) -> Any:
+    """Return what of a batch can be shown: its inputs as a tensor, or None if they are something else."""
+    if batch_fn is not None and not _is_array(batch):
+        with contextlib.suppress(LookupError, TypeError, ValueError):  # it expects batches with targets
+            batch = batch_fn(batch)
+    x = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    if _is_array(x) and not isinstance(x, Tensor) and not hasattr(x, "iloc"):
+        x = torch.as_tensor(x)
+    return x if isinstance(x, Tensor) and x.ndim > 0 else None
 
 
 def count(batch: Any) -> int:

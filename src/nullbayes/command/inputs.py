@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from nullbayes.command.answers import Answers, ask, shown
-from nullbayes.command.data import batches, take
+from nullbayes.command.data import batches, inputs_in
 from nullbayes.page import Gallery, gallery
 
 _MOST = 8  # inputs of a gallery
@@ -22,11 +22,12 @@ class _Best:
     key: Callable[[Answers], Any]  # (n,) of a batch
     entries: list[tuple[float, Any, str]] = field(default_factory=list)  # key, input, what is said of it
 
-    def see(self, batch: Any, answers: Answers, start: int) -> None:
-        """Take in a batch, with what a posterior says about it; ``start`` is the number of its first input."""
+    def see(self, x: Tensor | None, answers: Answers, start: int) -> None:
+        """Take in inputs, with what a posterior says about them; ``start`` is the number of the first."""
         keys = self.key(answers)
         for i in keys.argsort()[::-1][:_MOST].tolist():
-            self.entries.append((float(keys[i]), _one(batch, i), _label(answers, i, start + i)))
+            one = None if x is None else x[i].detach().cpu().clone()  # a view would keep the whole batch
+            self.entries.append((float(keys[i]), one, _label(answers, i, start + i)))
         self.entries = sorted(self.entries, key=lambda entry: -entry[0])[:_MOST]
 
     def gallery(self, caption: str) -> Gallery:
@@ -34,7 +35,9 @@ class _Best:
         return gallery(caption, [one for _, one, _ in self.entries], [label for _, _, label in self.entries])
 
 
-def galleries(posterior: Any, data: Any, strangers: Mapping[str, Any], alpha: float) -> list[Gallery]:
+def galleries(
+    posterior: Any, data: Any, strangers: Mapping[str, Any], alpha: float, batch_fn: Callable[[Any], Any] | None = None
+) -> list[Gallery]:
     """Return pictures of familiar inputs, the strangest and the most certain, and of strangers that look familiar.
 
     Parameters
@@ -45,26 +48,28 @@ def galleries(posterior: Any, data: Any, strangers: Mapping[str, Any], alpha: fl
         The familiar inputs, and strangers by their labels.
     alpha : float
         False-alarm rate of the decisions.
+    batch_fn : callable, optional
+        Turns a batch into (inputs, targets).
     """
     strangest, certain = _Best(_strangeness), _Best(_certainty)
-    _see(posterior, data, alpha, [strangest, certain])
+    _see(posterior, data, alpha, batch_fn, [strangest, certain])
     found = [
         strangest.gallery("Familiar inputs that look the strangest"),
         certain.gallery("Familiar inputs that are predicted with most certainty"),
     ]
     for label, inputs in strangers.items():
         missed = _Best(lambda answers: -_strangeness(answers))
-        _see(posterior, inputs, alpha, [missed])
+        _see(posterior, inputs, alpha, batch_fn, [missed])
         found.append(missed.gallery(f"{label}: those that look the most familiar"))
     return found
 
 
-def _see(posterior: Any, data: Any, alpha: float, wanted: list[_Best]) -> None:
+def _see(posterior: Any, data: Any, alpha: float, batch_fn: Callable[[Any], Any] | None, wanted: list[_Best]) -> None:
     start = 0
     for batch in shown(batches(data), "looking at inputs"):
         answers = ask(posterior, batch, alpha)
         for best in wanted:
-            best.see(batch, answers, start)
+            best.see(inputs_in(batch, batch_fn), answers, start)
         start += len(answers.arrays["score"])
 
 
@@ -80,16 +85,6 @@ def _certainty(answers: Answers) -> Any:
     else:
         values = probs.max(1) if answers.likelihood == "classification" else abs(probs - 0.5)
     return values.reshape(len(values), -1).mean(1)
-
-
-def _one(batch: Any, i: int) -> Any:
-    """Return one input without its batch dimension; None if it is not a tensor or an array."""
-    x = batch[0] if isinstance(batch, (tuple, list)) else batch
-    if hasattr(x, "__array__") and not isinstance(x, Tensor) and not hasattr(x, "iloc"):
-        import torch
-
-        x = torch.as_tensor(x)
-    return take(x, slice(i, i + 1))[0].detach().cpu().clone() if isinstance(x, Tensor) else None
 
 
 def _label(answers: Answers, i: int, number: int) -> str:

@@ -6,7 +6,7 @@ import argparse
 import datetime
 import platform
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nullbayes import Evaluation, FitCheck
     from nullbayes.page import Page, Table
 
+BatchFn = Callable[[Any], Any]
 _SHUFFLED = "values shuffled"  # the label of strangers that are made where none are given
 _ALPHA = 0.05
 _NAMES = 17  # columns of a report that hold names
@@ -53,13 +54,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
     data, strangers = read_data(options.data, "--data", console), shared.the_strangers(options, console)
     if options.held_out is not None:
         posterior.calibrate(read_data(options.held_out, "--held-out", console))
-    page, evaluation = make_page(posterior, options.posterior.stem, data, strangers, _command(options))
+    page, evaluation = make_page(
+        posterior, options.posterior.stem, data, strangers, _command(options), shared.functions(options)["batch_fn"]
+    )
     write(output, lambda path: path.write_text(render(page), encoding="utf-8"))
     console.result(f"The page is {output}.", {"page": str(output), "evaluation": evaluation.to_dict()})
     return 0
 
 
-def make_page(posterior: Any, name: str, data: Any, strangers: dict[str, Any], command: str) -> tuple[Page, Evaluation]:
+def make_page(
+    posterior: Any, name: str, data: Any, strangers: dict[str, Any], command: str, batch_fn: BatchFn | None = None
+) -> tuple[Page, Evaluation]:
     """Return the page about a posterior, and the evaluation that it shows.
 
     Parameters
@@ -74,15 +79,17 @@ def make_page(posterior: Any, name: str, data: Any, strangers: dict[str, Any], c
         By their labels; where there are none, they are made of the data.
     command : str
         That made the page.
+    batch_fn : callable, optional
+        Turns a batch into (inputs, targets).
     """
     from nullbayes.command.inputs import galleries
     from nullbayes.page import Page, Section, evaluation_sections, evaluation_summary
 
-    given = strangers or {_SHUFFLED: _Shuffled(data)}
+    given = strangers or {_SHUFFLED: _Shuffled(data, batch_fn)}
     evaluation = nb.evaluate({name: posterior}, data, given, scores="all")
     check = posterior.check_fit(data)
     summary = evaluation_summary(evaluation)
-    pictures = galleries(posterior, data, given, _ALPHA)
+    pictures = galleries(posterior, data, given, _ALPHA, batch_fn)
     sections = [
         Section("The posterior and its network", [_promise(check)], [_table(check)]),
         *evaluation_sections(summary, galleries=pictures),
@@ -96,21 +103,18 @@ def make_page(posterior: Any, name: str, data: Any, strangers: dict[str, Any], c
 class _Shuffled:
     """The inputs of some data with their values shuffled, the same way in every pass."""
 
-    def __init__(self, data: Any) -> None:
-        self._data = data
+    def __init__(self, data: Any, batch_fn: BatchFn | None) -> None:
+        self._data, self._batch_fn = data, batch_fn
 
     def __iter__(self) -> Iterator[Any]:
         import torch
-        from torch import Tensor
 
-        from nullbayes.command.data import batches
+        from nullbayes.command.data import batches, inputs_in
 
         generator = torch.Generator().manual_seed(0)
         for batch in batches(self._data):
-            x = batch[0] if isinstance(batch, (tuple, list)) else batch
-            if not isinstance(x, Tensor) and hasattr(x, "__array__"):
-                x = torch.as_tensor(x)
-            if not isinstance(x, Tensor) or x.ndim < 2:
+            x = inputs_in(batch, self._batch_fn)
+            if x is None or x.ndim < 2:
                 msg = "No strangers can be made of these inputs: pass some, --strangers LABEL=NAME."
                 raise Refusal(msg)
             flat = x.flatten(1)
