@@ -215,7 +215,7 @@ def _histograms(run: Summary) -> Iterator[Histograms]:
 
 def _histogram(score: str, inside: Tensor, outside: Mapping[str, Tensor]) -> dict[str, Any]:
     """Return shares of inputs over common bins; what lies beyond the first or the last is counted in it."""
-    label, sets = score.replace("_", " "), {"familiar": inside, **outside}
+    label, sets = f"score: {score.replace('_', ' ')}", {"familiar": inside, **outside}
     both = torch.cat(list(sets.values()))
     low, high = _quantile(both, 0.01), _quantile(both, 0.99)
     if float(both.min()) > 0 and high > _SPREAD * low:
