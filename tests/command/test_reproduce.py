@@ -25,7 +25,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         if name == "vae":
             msg = "MNIST is not there: pass --data FOLDER."
             raise Missing(msg)
-        return folder / "page.html"
+        return folder / name
 
     monkeypatch.setattr("nullbayes.experiments.running", SimpleNamespace(reproduce=reproduce), raising=False)
     monkeypatch.delenv("NULLBAYES_DATA", raising=False)
@@ -34,10 +34,10 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_defaults_are_a_full_run(called: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "toy"]) == 0
-    full = {"data": None, "device": torch.device("cpu"), "quick": False, "seeds": 3}
-    assert called == [("toy", Path("results/toy"), full)]
+    full = {"data": None, "device": torch.device("cpu"), "quick": False, "seeds": 3, "fresh": False}
+    assert called == [("toy", Path("results"), full)]
     printed = capsys.readouterr()
-    assert printed.out == f"The page is {Path('results/toy/page.html')}.\n"
+    assert printed.out == f"The page is {Path('results/toy/index.html')}.\n"
     assert printed.err == "a step\n"
 
 
@@ -45,10 +45,10 @@ def test_options_are_passed_on(
     called: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NULLBAYES_DATA", str(tmp_path))
-    assert main(["reproduce", "mnist", "--quick", "--seeds", "1", "-o", str(tmp_path / "a"), "--json"]) == 0
-    quick = {"data": tmp_path, "device": torch.device("cpu"), "quick": True, "seeds": 1}
-    assert called == [("mnist", tmp_path / "a", quick)]
-    found = {"experiment": "mnist", "folder": str(tmp_path / "a"), "page": str(tmp_path / "a" / "page.html")}
+    assert main(["reproduce", "mnist", "--quick", "--seeds", "1", "--fresh", "-o", str(tmp_path), "--json"]) == 0
+    quick = {"data": tmp_path, "device": torch.device("cpu"), "quick": True, "seeds": 1, "fresh": True}
+    assert called == [("mnist", tmp_path, quick)]
+    found = {"experiment": "mnist", "folder": str(tmp_path / "mnist"), "page": str(tmp_path / "mnist" / "index.html")}
     assert json.loads(capsys.readouterr().out) == found
 
 

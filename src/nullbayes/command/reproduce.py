@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from nullbayes.command import options as shared
-from nullbayes.command.frame import Command, Console, Refusal, misused
+from nullbayes.command.frame import Command, Console, misused
 from nullbayes.experiments import names
 
 
@@ -19,7 +19,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seeds", type=shared.positive, default=3, metavar="N", help="how many, from 0 on (default: %(default)s)"
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FOLDER", help="where results go (default: results/NAME)")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("results"), metavar="FOLDER",
+        help="where the folder of the run is made, named as the experiment (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--fresh", action="store_true", help="discard what an earlier run has left there")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -33,21 +37,18 @@ def run(options: argparse.Namespace, console: Console) -> int:
         msg = f"There is no folder {data} with data sets: name it with --data."
         raise misused(msg)
     from nullbayes.experiments import running
-    from nullbayes.experiments.frame import Missing
 
-    folder: Path = options.output or Path("results") / options.name
-    try:
-        page = running.reproduce(
-            options.name,
-            folder,
-            data=data,
-            device=shared.the_device(options.device),
-            quick=options.quick,
-            seeds=options.seeds,
-            say=console.say,
-        )
-    except Missing as error:
-        raise Refusal(str(error)) from error
+    folder = running.reproduce(
+        options.name,
+        options.output,
+        data=data,
+        device=shared.the_device(options.device),
+        quick=options.quick,
+        seeds=options.seeds,
+        fresh=options.fresh,
+        say=console.say,
+    )
+    page = folder / "index.html"
     console.result(f"The page is {page}.", {"experiment": options.name, "folder": str(folder), "page": str(page)})
     return 0
 
@@ -57,7 +58,7 @@ COMMAND = Command(
     "run an experiment of the paper",
     "Trains or loads networks, fits every method that applies, and writes results.json and a page with the paper's "
     "figures beside ours. A run that was killed goes on where it was when the same command is typed again.",
-    "nullbayes reproduce toy --quick -o results/toy",
+    "nullbayes reproduce toy --quick -o results",
     _arguments,
     run,
 )
