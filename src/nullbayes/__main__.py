@@ -4,7 +4,9 @@ With ``-m``, Python looks for modules in the current folder first. In a folder o
 ``nullbayes``, or ``python -P -m nullbayes``.
 """
 
-from nullbayes.cli import main
+import sys
+
+from nullbayes.command import main
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,7 +1,7 @@
 """The demonstration: a small network on scikit-learn's digits, and both posteriors with their default settings.
 
 The network learns the digits 0 to 7 and never sees an 8 or a 9. A good posterior predicts the known digits as the
-network does, and flags the unknown ones. `nullbayes.cli` prints the table and the picture.
+network does, and flags the unknown ones. `nullbayes.command.demo` prints the table and the picture.
 """
 
 from __future__ import annotations

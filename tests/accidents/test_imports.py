@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from nullbayes import cli
+from nullbayes import command
 from support.processes import PACKAGES
 
 HEAVY = {"matplotlib", "sklearn", "transformers", "scipy", "curvlinops", "pandas"}
-CHECKOUT = Path(cli.__file__).parents[2]
+CHECKOUT = Path(command.__file__).parents[3]
 
 # the command that an installer writes, which then tells what was imported
 SCRIPT = """
 import atexit, json, sys
 atexit.register(lambda: print("\\n" + json.dumps(sorted(sys.modules))))
-from nullbayes.cli import main
+from nullbayes.command import main
 sys.exit(main())
 """
 STRANGERS = (

@@ -1,4 +1,4 @@
-"""The command ``nullbayes``. It parses arguments and prints; the demonstration itself is in `nullbayes.demo`."""
+"""``nullbayes demo``: prints the table of the demonstration, which is in `nullbayes.demo`, and draws its picture."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import argparse
 import importlib.util
 import textwrap
 import time
-import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import nullbayes as nb
+from nullbayes.command.frame import Command, Console, Refusal, writable
 
 if TYPE_CHECKING:
     from nullbayes.demo import Line
@@ -28,52 +26,41 @@ flagged     the share of test images that posterior.is_ood(x, alpha=0.05) flags:
             about 5 % of the known digits, and as many as possible of the unseen ones"""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(
-        prog="nullbayes", description="Know when not to trust a trained network, without paying for it in accuracy."
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("demo.png"), metavar="FILE", help="the picture (default: %(default)s)"
     )
-    parser.add_argument("--version", action="version", version=f"nullbayes {nb.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True)
-    about = "train a small network on digits, fit both posteriors, print a table and draw a picture"
-    demo = commands.add_parser("demo", help=about, description=about.capitalize() + ".")
-    demo.add_argument("--output", type=Path, default=Path("demo.png"), help="the picture (default: %(default)s)")
-    run_demo(parser.parse_args(arguments).output)
 
 
-def run_demo(output: Path) -> None:
-    """Run the demonstration, print what it does and what it found, and draw the picture."""
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Run the demonstration, say what it does and what it found, and draw the picture."""
     for name in ("matplotlib", "sklearn"):
         if importlib.util.find_spec(name) is None:
             msg = f"This command needs {name}: pip install 'nullbayes[demo]'"
-            raise SystemExit(msg)
-    folder = output.absolute().parent
-    if not folder.is_dir():
-        msg = f"There is no folder {folder} for the picture: make it, or choose another with --output."
-        raise SystemExit(msg)
+            raise Refusal(msg)
+    output = writable(options.output, "the picture")
     import torch
 
     from nullbayes import demo
 
     start = time.perf_counter()
     digits = demo.load_digits()
-    print(f"Training a small network on {len(digits.x_train)} images of the digits 0 to 7; it never sees an 8 or a 9.")
+    console.say(
+        f"Training a small network on {len(digits.x_train)} images of the digits 0 to 7; it never sees an 8 or a 9."
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = demo.train_on_digits(digits)
-        print("Fitting both posteriors with their defaults, and calibrating them on held-out images.")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", nb.errors.NullBayesWarning)
-            lines = demo.compare(model, digits)
-        print("Fitting the toy regression.")
+        console.say("Fitting both posteriors with their defaults, and calibrating them on held-out images.")
+        lines = demo.compare(model, digits)
+        console.say("Fitting the toy regression.")
         toy = demo.toy_regression()
-    print(_table(lines))
-    print(_LEGEND)
-    for warning in caught:
-        print("\n" + textwrap.fill(f"{type(warning.message).__name__}: {warning.message}", 88))
-    print("\n" + textwrap.fill(_decision(lines, demo.ALPHA), 88))
     demo.draw(toy, lines, digits, output)
-    print(f"\nThe picture is in {output}. All of it took {time.perf_counter() - start:.0f} s.")
+    text = f"{_table(lines)}\n{_LEGEND}\n\n{textwrap.fill(_decision(lines, demo.ALPHA), 88)}"
+    shown = [{name: value for name, value in vars(line).items() if not isinstance(value, tuple)} for line in lines]
+    console.result(text, {"picture": str(output), "methods": shown})
+    console.say(f"The picture is in {output}. All of it took {time.perf_counter() - start:.0f} s.")
+    return 0
 
 
 def _table(lines: list[Line]) -> str:
@@ -97,3 +84,14 @@ def _decision(lines: list[Line], alpha: float) -> str:
         f"{known} of {len(line.p_values[0])} known ones. Its samples move in {line.kernel_dimension:,.0f} dimensions, "
         f"and change the logits of the training images by {line.train_std:.2g}."
     )
+
+
+COMMAND = Command(
+    "demo",
+    "train a small network on digits, fit both posteriors, print a table and draw a picture",
+    "Trains a small network on the digits 0 to 7, fits both posteriors, and prints how well they predict these digits "
+    "and flag 8s and 9s. The data come with scikit-learn, and all of it takes about 20 seconds.",
+    "nullbayes demo -o demo.png",
+    _arguments,
+    run,
+)

@@ -1,0 +1,89 @@
+"""``nullbayes fit``: a posterior from a trained network and its training data, in a file."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import nullbayes as nb
+from nullbayes.command import options as shared
+from nullbayes.command.frame import Command, Console, Refusal, folded, writable
+
+_TUNED = 1 / 3  # of the held-out data choose precision and temperature; the others calibrate
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    shared.model(parser)
+    shared.data(parser, "the training data")
+    shared.held_out(parser, "which tune the posterior (one third of them) and calibrate it (the others)")
+    shared.fitting(parser)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples (default: %(default)s)")
+    parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="from which a fit that was killed goes on")
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the posterior, .safetensors")
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Fit a posterior, save it, and print its report."""
+    import torch
+
+    from nullbayes.command.data import divided, read_data
+
+    output = writable(options.output, "the posterior")
+    model = shared.the_model(options, console)
+    data = read_data(options.data, "--data", console)
+    held_out = None if options.held_out is None else read_data(options.held_out, "--held-out", console)
+    kind = nb.LossProjectedPosterior if options.posterior == "loss-projected" else nb.ProjectedPosterior
+    posterior = kind(
+        model,
+        shared.the_likelihood(options.likelihood),
+        parameters=options.parameters,
+        **shared.functions(options),
+    )
+    tuning, calibrating = (None, None) if held_out is None else divided(held_out, _TUNED)
+    posterior.fit(
+        data,
+        n_samples=options.samples,
+        held_out=tuning,
+        tolerance=options.tolerance,
+        generator=torch.Generator().manual_seed(options.seed),
+        memory_limit=options.memory_limit,
+        checkpoint=options.checkpoint,
+    )
+    if console.interrupted:
+        more = "" if options.checkpoint is None else f"; the same command goes on from {options.checkpoint}"
+        msg = f"interrupted during the fit: nothing was saved{more}."
+        raise Refusal(msg, 130)
+    posterior.release()  # the memory of the rows
+    if calibrating is not None:
+        console.say("Calibrating with held-out data.")
+        posterior.calibrate(calibrating)
+    posterior.save(output)
+    calibration = posterior.calibration
+    text = folded(str(posterior.report) + ("" if calibration is None else f"\n{_ranked(calibration)}"), 18)
+    found: dict[str, Any] = {
+        "posterior": str(output),
+        "kind": type(posterior).__name__,
+        "report": posterior.report.to_dict(),
+        "calibration": None if calibration is None else calibration.to_dict(),
+    }
+    console.result(text, found)
+    console.say(f"The posterior is in {output}." + ("" if calibration else " It is not calibrated: no --held-out."))
+    return 0
+
+
+def _ranked(calibration: Any) -> str:
+    n = len(calibration.scores)
+    return f"{'calibrated':<17} {n:,} held-out examples to rank new inputs among: p-values from {1 / (n + 1):.2g} on"
+
+
+COMMAND = Command(
+    "fit",
+    "fit a posterior to a trained network",
+    "Draws samples around the weights of a trained network that predict its training data as the network does, and "
+    "saves them. With held-out data the posterior is also tuned and calibrated, and can say yes or no to an input.",
+    "nullbayes fit --model own:build --weights own.pt --data own:train --held-out own:held_out "
+    "-o posterior.safetensors",
+    _arguments,
+    run,
+)

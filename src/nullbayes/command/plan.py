@@ -1,0 +1,46 @@
+"""``nullbayes plan``: what a fit would do, and what it would take."""
+
+from __future__ import annotations
+
+import argparse
+
+import nullbayes as nb
+from nullbayes.command import options as shared
+from nullbayes.command.frame import Command, Console, folded
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    shared.model(parser)
+    shared.data(parser, "the training data")
+    shared.fitting(parser)
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Print the plan of a fit."""
+    from nullbayes.command.data import read_data
+
+    model = shared.the_model(options, console)
+    found = nb.plan(
+        model,
+        read_data(options.data, "--data", console),
+        n_samples=options.samples,
+        memory_limit=options.memory_limit,
+        likelihood=shared.the_likelihood(options.likelihood),
+        loss=options.posterior == "loss-projected",
+        parameters=options.parameters,
+        tolerance=options.tolerance,
+        **shared.functions(options),
+    )
+    console.result(folded(str(found), 13), found.to_dict())
+    return 0
+
+
+COMMAND = Command(
+    "plan",
+    "say what a fit would do, and what it would take",
+    "Reads a few batches and prints the projector that a fit would use, why, and an estimate of its memory and time. "
+    "Nothing is fitted.",
+    "nullbayes plan --model own:build --weights own.pt --data own:train --memory-limit 8GB",
+    _arguments,
+    run,
+)

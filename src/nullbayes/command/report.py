@@ -1,0 +1,201 @@
+"""``nullbayes report``: one page about a posterior and a user's own data."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import platform
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nullbayes as nb
+from nullbayes.command import options as shared
+from nullbayes.command.frame import Command, Console, Refusal, misused, writable, write
+
+if TYPE_CHECKING:
+    from nullbayes import Evaluation, FitCheck
+    from nullbayes.page import Page, Table
+
+BatchFn = Callable[[Any], Any]
+_SHUFFLED = "values shuffled"  # the label of strangers that are made where none are given
+_ALPHA = 0.05
+_NAMES = 17  # columns of a report that hold names
+_NONE_GIVEN = (
+    "No strangers were given, so the inputs themselves were made strange: their values are shuffled within each input. "
+    "Real strangers may be easier or harder to find: pass some of your own, `--strangers LABEL=NAME`."
+)
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("posterior", type=Path, metavar="POSTERIOR", help="the file that fit wrote")
+    shared.model(parser)
+    shared.likelihood(parser, None)
+    shared.data(parser, "familiar data with targets that were not trained on")
+    shared.strangers(parser, required=False)
+    shared.held_out(parser, "which calibrate the posterior for this page")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="FILE", help="the page, such as report.html"
+    )
+
+
+def run(options: argparse.Namespace, console: Console) -> int:
+    """Evaluate a posterior by all of its scores, and write a page."""
+    if options.output.suffix not in (".html", ".htm"):
+        msg = f"-o {options.output}: the page is a file that ends with .html."
+        raise misused(msg)
+    output = writable(options.output, "the page")
+    from nullbayes.command.data import read_data
+    from nullbayes.page.html import render
+
+    model = shared.the_model(options, console)
+    posterior = shared.the_posterior(options.posterior, model, options)
+    data, strangers = read_data(options.data, "--data", console), shared.the_strangers(options, console)
+    if options.held_out is not None:
+        posterior.calibrate(read_data(options.held_out, "--held-out", console))
+    page, evaluation = make_page(
+        posterior, options.posterior.stem, data, strangers, _command(options), shared.functions(options)["batch_fn"]
+    )
+    write(output, lambda path: path.write_text(render(page), encoding="utf-8"))
+    console.result(f"The page is {output}.", {"page": str(output), "evaluation": evaluation.to_dict()})
+    return 0
+
+
+def make_page(
+    posterior: Any, name: str, data: Any, strangers: dict[str, Any], command: str, batch_fn: BatchFn | None = None
+) -> tuple[Page, Evaluation]:
+    """Return the page about a posterior, and the evaluation that it shows.
+
+    Parameters
+    ----------
+    posterior : SamplePosterior
+        Calibrated or not.
+    name : str
+        What to call it.
+    data : loader, dataset or pair
+        Familiar data with targets.
+    strangers : dict
+        By their labels; where there are none, they are made of the data.
+    command : str
+        That made the page.
+    batch_fn : callable, optional
+        Turns a batch into (inputs, targets).
+    """
+    from nullbayes.command.inputs import galleries
+    from nullbayes.page import Page, Section, evaluation_sections, evaluation_summary
+
+    given = strangers or {_SHUFFLED: _Shuffled(data, batch_fn)}
+    evaluation = nb.evaluate({name: posterior}, data, given, scores="all")
+    check = posterior.check_fit(data)
+    summary = evaluation_summary(evaluation)
+    pictures = galleries(posterior, data, given, _ALPHA, batch_fn)
+    sections = [
+        Section("The posterior and its network", [_promise(check)], [_table(check)]),
+        *evaluation_sections(summary, galleries=pictures),
+        Section("The fit", ["What `fit` reported."], [_report(posterior)]),
+    ]
+    if not strangers:
+        sections.insert(1, Section("Strangers", [_NONE_GIVEN]))
+    return Page(f"Report on {name}", _lead(posterior, evaluation), sections, _facts(posterior, command)), evaluation
+
+
+class _Shuffled:
+    """The inputs of some data with their values shuffled, the same way in every pass."""
+
+    def __init__(self, data: Any, batch_fn: BatchFn | None) -> None:
+        self._data, self._batch_fn = data, batch_fn
+
+    def __iter__(self) -> Iterator[Any]:
+        import torch
+
+        from nullbayes.command.data import batches, inputs_in
+
+        generator = torch.Generator().manual_seed(0)
+        for batch in batches(self._data):
+            x = inputs_in(batch, self._batch_fn)
+            if x is None or x.ndim < 2:
+                msg = "No strangers can be made of these inputs: pass some, --strangers LABEL=NAME."
+                raise Refusal(msg)
+            flat = x.flatten(1)
+            order = torch.rand(flat.shape, generator=generator, device="cpu").argsort(1).to(flat.device)
+            yield flat.gather(1, order).reshape(x.shape)
+
+
+def _lead(posterior: Any, evaluation: Evaluation) -> str:
+    """Return the result in a sentence or two."""
+    row = evaluation.rows[0]
+    found = ", ".join(f"{label} {detection.auroc:.3f}" for label, detection in row.strangers.items())
+    lead = f"AUROC of the score {row.score!r}: {found}."
+    if row.false_alarms is not None:
+        flagged = ", ".join(f"{(d.flagged or 0.0):.1%} of {label}" for label, d in row.strangers.items())
+        alarms = f"{row.false_alarms:.1%} of familiar inputs"
+        return f"At a false-alarm rate of {_ALPHA:g}, the posterior flags {alarms}, and {flagged}. {lead}"
+    return f"The posterior is not calibrated, so that there are scores and no decisions. {lead}"
+
+
+def _promise(check: FitCheck) -> str:
+    return (
+        f"A posterior is of use if it predicts as well as its network does. On {check.n_data:,} examples its outputs "
+        f"have a standard deviation of {check.std:.3g}, where the outputs themselves spread by {check.output_std:.3g}."
+    )
+
+
+def _table(check: FitCheck) -> Table:
+    from nullbayes.page import Column, Table, Value
+
+    columns = [Column(""), Column("NLL", "Negative log-likelihood per target.", "low", 4)]
+    figures = {"network": [check.nll_model], "posterior": [check.nll_posterior]}
+    if check.accuracy_model is not None and check.accuracy_posterior is not None:
+        columns.append(Column("accuracy", "Share of correct classes.", "high", 4))
+        figures = {"network": [check.nll_model, check.accuracy_model],
+                   "posterior": [check.nll_posterior, check.accuracy_posterior]}  # fmt: skip
+    rows: list[list[str | Value]] = [[name, *map(Value, values)] for name, values in figures.items()]
+    return Table("Predictions of the network and of the posterior", columns, rows)
+
+
+def _report(posterior: Any) -> Table:
+    """Return the report of the fit as a table; baselines have none."""
+    from nullbayes.page import Column, Table
+
+    report = getattr(posterior, "report", None)
+    lines = [] if report is None else str(report).splitlines()
+    rows = [[line[:_NAMES].strip(), line[_NAMES:].strip()] for line in lines]
+    return Table("Report of the fit", [Column("what"), Column("value")], rows)
+
+
+def _facts(posterior: Any, command: str) -> dict[str, str]:
+    """Return how the page was made."""
+    import torch
+
+    return {
+        "command": command,
+        "posterior": str(posterior),
+        "device": str(posterior.directions.device),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "nullbayes": nb.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _command(options: argparse.Namespace) -> str:
+    """Return the command as it can be typed again."""
+    words: list[str] = ["nullbayes", "report", str(options.posterior)]
+    for name in ("model", "weights", "output_fn", "batch_fn", "likelihood", "data", "held_out", "output"):
+        value = getattr(options, name)
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+    words += ["--strangers", *options.strangers] if options.strangers else []
+    return shlex.join(words + (["--device", options.device] if options.device != "cpu" else []))
+
+
+COMMAND = Command(
+    "report",
+    "write a page about a posterior",
+    "Writes one HTML file that opens without a network: figures by every score, reliability, histograms, and the "
+    "strangest and most certain inputs. Without strangers of your own, shuffled inputs stand for them.",
+    "nullbayes report posterior.safetensors --model own:build --weights own.pt --data own:test "
+    "--strangers noise=own:noise -o report.html",
+    _arguments,
+    run,
+)

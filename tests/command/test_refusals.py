@@ -1,0 +1,159 @@
+"""What is wrong is said in one line on stderr, with an exit code: 2 if it was typed wrong, 1 if it failed."""
+
+from __future__ import annotations
+
+import io
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nullbayes as nb
+from nullbayes.command import main
+from support.user_folder import example, inside
+
+pytestmark = pytest.mark.cpu
+MODEL = ["--model", "own:build", "--weights", "own.pt"]
+POSTERIOR = ["posterior.safetensors", *MODEL]
+TEST, OUT = ["--data", "own:test"], ["-o", "new"]
+
+TYPED_WRONG = {
+    "no command": ([], "required: COMMAND"),
+    "unknown command": (["fly"], "invalid choice: 'fly'"),
+    "missing option": (["plan", "--data", "own:train"], "required: --model. nullbayes plan --help"),
+    "no colon": (["plan", "--model", "own", *TEST], "--model own: write it as package.module:name or file.py:name"),
+    "no module": (["plan", "--model", "nowhere.deep:build", *TEST], "no module 'nowhere.deep', neither in this folder"),
+    "no file": (["plan", "--model", "nowhere.py:build", *TEST], "there is no file nowhere.py"),
+    "no attribute": (["plan", "--model", "own:bulid", *TEST], "own has no 'bulid'; it has torch, nn, DataLoader"),
+    "no model": (["plan", "--model", "own:some.__doc__", *TEST], "own:some.__doc__ is a str: it should be a torch.nn"),
+    "data without module": (["plan", *MODEL, "--data", "gone:x"], "--data: there is no module 'gone'"),
+    "suffix": (["predict", *POSTERIOR, *TEST, "-o", "scores.txt"], "one of .csv, .npz, .parquet"),
+    "page": (["report", *POSTERIOR, *TEST, "-o", "page.pdf"], "ends with .html"),
+    "folder": (["predict", *POSTERIOR, *TEST, "-o", "none/a.csv"], "There is no folder"),
+    "a folder": (["fit", *MODEL, *TEST, "-o", "."], ". is a folder: name a file for the posterior"),
+    "samples": (["plan", *MODEL, *TEST, "--samples", "no"], "'no' is not a whole number above zero"),
+    "device": (["plan", *MODEL, *TEST, "--device", "abacus"], "write cpu, cuda or cuda:1"),
+    "strangers without label": (
+        ["evaluate", *POSTERIOR, *TEST, "--strangers", "own:noise"], "a label before the name, such as noise=own"),
+    "strangers twice": (
+        ["evaluate", *POSTERIOR, *TEST, "--strangers", "a=own:noise", "a=own:test"], "two sets called 'a'"),
+    "rows twice": (
+        ["evaluate", "posterior.safetensors", *POSTERIOR, *TEST, "--strangers", "a=own:noise"], "called 'posterior'"),
+    "two forms": (["evaluate", *POSTERIOR, *TEST, "--strangers", "a=own:noise", "--json", "--markdown"], "choose one"),
+    "experiment": (["reproduce", "mnits"], "no experiment 'mnits': there are toy, mnist"),
+    "data folder": (["reproduce", "toy", "--data", "nowhere"], "no folder nowhere with data sets"),
+    "shell": (["completion", "tcsh"], "invalid choice: 'tcsh'"),
+}  # fmt: skip
+FAILED = {
+    "no weights": (["plan", "--model", "own:build", "--weights", "gone.pt", *TEST], "no file gone.pt with weights"),
+    "weights of another": (["plan", "--model", "own:build", "--weights", "other.pt", *TEST],
+        "missing are 0.weight, 0.bias, 2.weight and 1 more; unknown are weight, bias"),
+    "no posterior": (["check", "gone", *MODEL, *TEST], "gone"),
+    "untrained": (["check", "posterior.safetensors", "--model", "own:build", *TEST], "other parameters"),
+    "alpha": (["predict", *POSTERIOR, *TEST, "-o", "a.csv", "--alpha", "1.5"], "alpha"),
+    "targets": (["fit", *MODEL, "--data", "own:noise", *OUT], "fit(x, y)"),
+    "arguments": (["plan", *MODEL, "--data", "own:some"], "own:some failed when it was called without arguments"),
+    "none": (["plan", *MODEL, "--data", "bad:nothing"], "bad:nothing is None"),
+    "import fails": (["plan", *MODEL, "--data", "worse:x"], "cannot be imported, ZeroDivisionError: division by zero"),
+    "import lacks": (["plan", *MODEL, "--data", "lacking:x"], "imported, ModuleNotFoundError: No module named"),
+    "code fails": (["plan", *MODEL, "--data", "bad:fails"], "ValueError: two lines"),
+    "model fails": (["plan", "--model", "bad:crash", *TEST], "bad:crash failed"),
+    "held-out is training data": (["fit", *MODEL, "--data", "own:test", "--held-out", "own:test", *OUT], "training"),
+    "few held out": (["fit", *MODEL, "--data", "own:train", "--held-out", "bad:few", *OUT], "at least 40"),
+    "memory": (["plan", *MODEL, *TEST, "--memory-limit", "much"], "is not a size"),
+    "no gpu": (["plan", *MODEL, *TEST, "--device", "cuda"], "no GPU that torch can use"),
+    "unknown score": (
+        ["evaluate", *POSTERIOR, *TEST, "--strangers", "a=own:noise", "--scores", "luck"], "no score 'luck'"),
+}  # fmt: skip
+BAD = """
+import own
+def nothing(): pass
+def fails(): raise ValueError("two\\nlines")
+def crash(): return own.some()
+def few(): return own.some(20, 5)
+def stops():
+    import os, signal
+    os.kill(os.getpid(), signal.SIGINT)
+    return own.train()
+def loud():
+    import warnings
+    warnings.warn("a warning\\nof two lines")
+    return own.train()
+"""
+
+
+@pytest.fixture
+def folder(story: Path) -> Any:
+    for name, text in (("bad", BAD), ("worse", "1 / 0"), ("lacking", "import not_there_at_all")):
+        (story / f"{name}.py").write_text(text)
+    torch.save(torch.nn.Linear(4, 3, device="cpu").state_dict(), story / "other.pt")
+    with inside(story):
+        yield story
+
+
+@pytest.mark.parametrize("case", [*TYPED_WRONG, *FAILED])
+def test_refusal_is_one_line_with_its_code(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if case == "no gpu" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    code, (arguments, told) = (2, TYPED_WRONG[case]) if case in TYPED_WRONG else (1, FAILED[case])
+    before = set(folder.iterdir())
+    assert main(arguments) == code
+    printed = capsys.readouterr()
+    last = printed.err.splitlines()[-1]
+    assert last.startswith("nullbayes: ")
+    assert told in last
+    others = [line for line in printed.err.splitlines()[:-1] if not line.startswith(("warning: ", "Calibrating"))]
+    assert not others
+    assert not printed.out
+    assert {path for path in folder.iterdir() if path.name != "__pycache__"} <= before | {folder / "__pycache__"}
+
+
+def test_the_way_to_an_error_is_shown_on_demand(folder: Path) -> None:
+    with pytest.raises(nb.errors.SettingsError):
+        main(["plan", *MODEL, *TEST, "--memory-limit", "much", "--debug"])
+
+
+def test_ctrl_c_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", *MODEL, "--data", "bad:stops"]) == 130
+    assert capsys.readouterr().err == "nullbayes: interrupted.\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_reader_that_has_gone_is_no_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr(sys, "stdout", Gone())
+    assert main(["plan", *MODEL, *TEST]) == 141
+    assert not stderr.getvalue()
+
+
+def test_warnings_are_one_line_each_and_no_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # pytest makes errors of them
+        assert main(["plan", *MODEL, "--data", "bad:loud"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == "warning: a warning of two lines\n"
+    assert "warning" not in printed.out
+
+
+def test_help_of_each_command_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("fit", "check", "predict", "evaluate", "report", "plan", "reproduce", "demo"):
+        assert main([name, "--help"]) == 0
+        text = capsys.readouterr().out
+        description, told = " ".join(text.split("\n\n")[1].split()), f"example:\n  nullbayes {name}"
+        assert description.count(". ") == 1
+        assert description.endswith(".")
+        assert told in text
+        assert "--json" in text
+        assert example(name)[0] == name
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"nullbayes {nb.__version__}\n"
