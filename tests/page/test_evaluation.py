@@ -139,6 +139,6 @@ def test_images_become_bytes_on_one_scale() -> None:
 
 def test_other_inputs_are_described() -> None:
     inputs: list[Any] = [torch.tensor([1.0, 2.5, 3.0, 4.0, 5.0]), "a query", None, torch.zeros(2, 9, 9)]
-    labels = [picture.label for picture in gallery("Rows", inputs, ["p"] * 4).pictures]
-    assert labels == ["(1, 2.5, 3, 4, …): p", "a query: p", "p", "(0, 0, 0, 0, …): p"]
+    texts = [picture.text for picture in gallery("Rows", inputs, ["p"] * 4).pictures]
+    assert texts == ["(1, 2.5, 3, 4, …)", "a query", "", "(0, 0, 0, 0, …)"]
     assert not any(picture.image for picture in gallery("Rows", inputs, ["p"] * 4).pictures)

@@ -43,7 +43,7 @@ def gallery(caption: str, inputs: Sequence[Any], labels: Sequence[str]) -> Galle
     for x, image, label in zip(inputs, images, labels, strict=True):
         if image is None:
             words = _words(x)
-            pictures.append(Picture((), f"{words}: {label}" if words else label, f"An input. {label}"))
+            pictures.append(Picture((), label, f"An input. {label}", text=words))
         else:
             scaled = ((image - low) / max(high - low, 1e-12) * 255.0).round().clamp(0, 255).to(torch.uint8)
             pictures.append(Picture(scaled.tolist(), label, f"An input as an image. {label}"))
