@@ -16,6 +16,7 @@ Images are decoded, resized and cropped by Pillow when they are asked for, alway
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +33,7 @@ from nullbayes.experiments.datasets import IMAGENET_MEAN, IMAGENET_STD, WHERE
 from nullbayes.experiments.frame import Missing
 
 _IMAGES = (".jpg", ".jpeg")
-_MEAN, _STD = np.float32(IMAGENET_MEAN), np.float32(IMAGENET_STD)
+_MEAN, _STD = np.array(IMAGENET_MEAN, np.float32), np.array(IMAGENET_STD, np.float32)
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ def _pillow() -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        msg = "Images are read with Pillow, which is not there: pip install pillow."
+        msg = "Images are read with Pillow, which is not there: pip install 'nullbayes[images]'."
         raise Missing(msg) from error
     return Image
 
@@ -265,11 +266,11 @@ def _from_devkit(home: Path, folder: Path, view: View) -> Images:
     devkit = _first(home, "data", "ILSVRC2012_devkit_t12")
     truth = _first(devkit, "ILSVRC2012_validation_ground_truth.txt")
     try:
-        from scipy.io import loadmat
+        io = importlib.import_module("scipy.io")
     except ImportError as error:
         msg = f"{devkit / 'meta.mat'} is read with scipy: pip install scipy, or sort {folder} into folders of classes."
         raise Missing(msg) from error
-    synsets = loadmat(_first(devkit, "meta.mat"), squeeze_me=True)["synsets"]
+    synsets = io.loadmat(_first(devkit, "meta.mat"), squeeze_me=True)["synsets"]
     names = {int(each["ILSVRC2012_ID"]): str(each["WNID"]) for each in synsets}
     numbers = [int(words[0]) for words in _words(truth)]
     leaves = sorted(names[i] for i in names if i <= 1000)  # what follows are groups of classes

@@ -75,7 +75,8 @@ class _Attention(nn.Module):
         strength = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1) + bias
         if mask is not None:
             strength = (strength.reshape(-1, len(mask), *strength.shape[1:]) + mask[:, None]).reshape(strength.shape)
-        return self.proj((strength.softmax(-1) @ value).transpose(1, 2).reshape(n, patches, width))
+        y: Tensor = self.proj((strength.softmax(-1) @ value).transpose(1, 2).reshape(n, patches, width))
+        return y
 
 
 class _Mlp(nn.Module):
@@ -87,7 +88,8 @@ class _Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layers."""
-        return self.fc2(nn.functional.gelu(self.fc1(x)))
+        y: Tensor = self.fc2(nn.functional.gelu(self.fc1(x)))
+        return y
 
 
 class _Block(nn.Module):
@@ -110,7 +112,8 @@ class _Block(nn.Module):
         if self.shift:
             y = torch.roll(y, (self.shift, self.shift), (1, 2))
         x = x + y
-        return x + self.mlp(self.norm2(x))
+        added: Tensor = self.mlp(self.norm2(x))
+        return x + added
 
 
 class _Merging(nn.Module):
@@ -123,7 +126,8 @@ class _Merging(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return images of half the size, with twice the channels."""
         corners = (x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2])
-        return self.reduction(self.norm(torch.cat(corners, -1)))
+        merged: Tensor = self.reduction(self.norm(torch.cat(corners, -1)))
+        return merged
 
 
 class _Stage(nn.Module):
@@ -139,7 +143,8 @@ class _Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the stage."""
-        return self.downsample(self.blocks(x))
+        y: Tensor = self.downsample(self.blocks(x))
+        return y
 
 
 class _Patches(nn.Module):
@@ -151,7 +156,8 @@ class _Patches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (n, H / 4, W / 4, C)."""
-        return self.norm(self.proj(x).movedim(1, -1))
+        y: Tensor = self.norm(self.proj(x).movedim(1, -1))
+        return y
 
 
 class Swin(nn.Module):
@@ -194,7 +200,8 @@ class Swin(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""
-        return self.head(self.norm(self.layers(self.patch_embed(x))).mean((1, 2)))
+        logits: Tensor = self.head(self.norm(self.layers(self.patch_embed(x))).mean((1, 2)))
+        return logits
 
 
 def _initialize(module: nn.Module) -> None:

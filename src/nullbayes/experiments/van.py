@@ -35,7 +35,8 @@ class _Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the attention."""
         y = self.before(x).relu()
-        return self.after(y * self.kernel(y)) + x
+        added: Tensor = self.after(y * self.kernel(y))
+        return x + added
 
 
 class _Block(nn.Module):
@@ -55,7 +56,8 @@ class _Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the block."""
         x = x + self.scale1 * self.attention(self.norm1(x))
-        return x + self.scale2 * self.mlp(self.norm2(x))
+        added: Tensor = self.mlp(self.norm2(x))
+        return x + self.scale2 * added
 
 
 class _Stage(nn.Module):
@@ -72,7 +74,8 @@ class _Stage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return a smaller image with more channels."""
         x = self.blocks(self.shrunk(self.shrink(x)))
-        return self.norm(x.movedim(1, -1)).movedim(-1, 1)
+        x = self.norm(x.movedim(1, -1))
+        return x.movedim(-1, 1)
 
 
 class VAN(nn.Module):
@@ -102,7 +105,8 @@ class VAN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""
-        return self.head(self.stages(x).mean((2, 3)))
+        logits: Tensor = self.head(self.stages(x).mean((2, 3)))
+        return logits
 
 
 def _initialize(module: nn.Module) -> None:
