@@ -34,7 +34,7 @@ from nullbayes.experiments.van import VAN
 HELD_OUT = ("Bald", "Eyeglasses", "Mustache")
 _KEPT, _JUDGED = 142_000, 45_000  # about how many images are left for training, and how many are judged
 _BYTES = 4  # of a number
-_LEAST = 2**28  # bytes: with a small network, what passes through it is more than all of its parameters
+_LEAST = 2**30  # bytes: with a small network, what passes through it is more than all of its parameters
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,8 @@ class Sizes:
 
 FULL = Sizes()
 QUICK = Sizes(
-    pixels=32, train=400, rows=60, held_out=60, test=100, epochs=3, batch_size=32, members=2, samples=8, budget=40,
-    rank=None, sketch=None, iterates=4, steps=4,
+    pixels=32, train=400, rows=40, held_out=60, test=100, epochs=3, batch_size=32, members=2, samples=8, sweeps=10,
+    budget=40, rank=None, sketch=None, iterates=4, steps=4,
     network={"depths": (1, 1, 2, 1), "widths": (8, 16, 24, 32), "ratios": (4, 4, 2, 2)},
 )  # fmt: skip
 
