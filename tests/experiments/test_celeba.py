@@ -143,7 +143,7 @@ def test_the_page_has_the_papers_figures_beside_ours(results: dict[str, Any]) ->
 
 def test_the_estimate_grows_with_the_sizes_and_says_what_it_rests_on(settings: Settings) -> None:
     small, large = (celeba.estimate(settings, dataclasses.replace(TINY, epochs=n)) for n in (2, 2000))
-    assert 0 < small.seconds < large.seconds
+    assert 0 < 10 * small.seconds < large.seconds
     assert small.memory > 0
     assert "nb.plan" in small.note
 

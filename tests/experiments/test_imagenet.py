@@ -101,7 +101,7 @@ def test_the_page_has_the_papers_figures_beside_ours(results: dict[str, Any]) ->
 
 def test_the_estimate_grows_with_the_number_of_rows(settings: Settings) -> None:
     few, many = (imagenet.estimate(settings, dataclasses.replace(TINY, rows=n)) for n in (10, 100_000))
-    assert 0 < few.seconds < many.seconds
+    assert 0 < 10 * few.seconds < many.seconds
     assert few.memory < many.memory
     assert many.note.startswith("100,000 rows over ")
 
