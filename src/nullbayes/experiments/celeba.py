@@ -368,8 +368,8 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
         disk=(settings.seeds + sizes.members) * n_parameters * _BYTES,
         note=(
             f"{outputs * n_rows:,} rows of outputs and {n_rows:,} of losses over {n_parameters:,} parameters; about "
-            f"{passes:.1g} passes of one image through the network, each {seconds:.2g} s as measured now on a batch of "
-            f"8, and {plan.seconds:.2g} s for a loss-projected fit as nb.plan says; reading images is not counted"
+            f"{passes:.1g} passes of one image through the network, each {seconds:.2g} s as measured now, and "
+            f"{plan.seconds:.2g} s for a loss-projected fit as nb.plan says; reading images is not counted"
         ),
     )
 

@@ -25,6 +25,7 @@ _WEIGHTS = (
 )  # fmt: skip
 _IMAGES = {"train": 1_281_167, "test": 50_000, "strangers": 36_500}
 _BYTES = 4  # of a number
+_HELD = 2**32  # bytes of rows that are likely to be held
 _VECTORS = 10  # of the size of the parameters that a projection holds for each sample
 
 
@@ -70,7 +71,7 @@ class Sizes:
 
 
 FULL = Sizes()
-QUICK = Sizes(rows=200, test=150, strangers=100, held_out=50, batch_size=16, parameters=("norm.*", "head.*"))
+QUICK = Sizes(rows=100, test=100, strangers=60, held_out=50, batch_size=16, parameters=("norm.*", "head.*"))
 
 
 # --- network and data -------------------------------------------------------------------------------------------------
@@ -238,14 +239,16 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
     """
     sizes = sizes or (QUICK if settings.quick else FULL)
     model = Swin(image=sizes.pixels, **sizes.network).to(settings.device).eval()
-    seconds = pass_seconds(model, sizes.pixels, settings.device, n=2)
+    seconds = pass_seconds(model, sizes.pixels, settings.device)
     wanted = ("*",) if sizes.parameters is None else sizes.parameters
     varied = sum(w.numel() for name, w in model.named_parameters() if any(fnmatch(name, glob) for glob in wanted))
     n_rows, test = sizes.rows or _IMAGES["train"], sizes.test or _IMAGES["test"]
     judged = test + (sizes.strangers or _IMAGES["strangers"])
-    projection = (sizes.sweeps + 5) * n_rows
-    predictions = 2 * (sizes.samples + 1) * (judged + 4 * sizes.held_out)
-    passes = settings.seeds * (projection + predictions) + judged
+    share = varied / sum(w.numel() for w in model.parameters())  # of the way back that is gone
+    again = 0 if n_rows * varied * _BYTES < _HELD else sizes.sweeps  # rows that are not held are formed in every sweep
+    projection = (again + 5) * n_rows
+    predictions = 2 * (1 + share * sizes.samples) * (judged + 4 * sizes.held_out)
+    passes = (1 + 2 * share) / 3 * (settings.seeds * (projection + predictions) + judged)
     block = min(sizes.block, n_rows)
     numbers = _VECTORS * sizes.samples * varied + 2 * block * varied + n_rows * block
     return Estimate(
