@@ -47,8 +47,10 @@ ALLOWED: dict[str, set[str]] = {
     ROOT: (_BELOW_POSTERIORS | {"baselines", "detectors", "evaluation", "metrics", "posteriors"})
     - {"hashing", "io", "limits", "precision", "priors"},
     "demo": {ROOT},
-    "cli": {ROOT, "demo"},
-    "__main__": {"cli"},
+    "page": {ROOT},
+    "experiments": {ROOT, "page"},
+    "command": {ROOT, "demo", "experiments", "page"},
+    "__main__": {"command"},
 }
 
 # The guarded parts of torch, and room -> those that it may use, with all that is below them.

@@ -12,3 +12,6 @@ from nullbayes.page.document import Section as Section
 from nullbayes.page.document import Series as Series
 from nullbayes.page.document import Table as Table
 from nullbayes.page.document import Value as Value
+from nullbayes.page.evaluation import evaluation_sections as evaluation_sections
+from nullbayes.page.evaluation import evaluation_summary as evaluation_summary
+from nullbayes.page.inputs import gallery as gallery

@@ -1,0 +1,228 @@
+"""From an evaluation to sections of a page: tables of all figures, reliability, histograms of scores, galleries."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nullbayes.page.document import Block, Column, Gallery, Histograms, Reliability, Section, Table, Value
+
+if TYPE_CHECKING:
+    from nullbayes import Evaluation
+
+Summary = Mapping[str, Any]  # of an evaluation, as JSON holds it
+Paper = Mapping[str, Mapping[str, float]]  # by the name of the row, then "familiar: accuracy" or "SVHN: AUROC"
+
+_BINS = 40
+_SPREAD = 100.0  # between small and large scores, from which a histogram takes their logarithm
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A figure of merit: its name in an evaluation, its column, and a factor between both."""
+
+    name: str
+    column: Column
+    factor: float = 1.0
+
+
+_FAMILIAR = (
+    _Figure("accuracy", Column("accuracy", "Share of correct classes.", "high")),
+    _Figure("rmse", Column("RMSE", "Root mean square error of the mean prediction.", "low")),
+    _Figure("nll", Column("NLL", "Negative log-likelihood per target, in nats.", "low", 4)),
+    _Figure("ece", Column("ECE", "Expected calibration error: the gap between confidence and accuracy.", "low")),
+    _Figure("coverage", Column("in 90 %", "Share of targets inside their 90 % interval; it should be 0.9.")),
+    _Figure("aurc", Column("AURC", "Mean loss of what remains as the score rejects the rest.", "low", 4)),
+    _Figure("false_alarms", Column("false alarms", "Share of familiar inputs with a p-value of at most 0.05.")),
+)
+_STRANGE = (
+    _Figure("auroc", Column("AUROC", "Probability that a stranger scores higher than a familiar input.", "high")),
+    _Figure("aupr", Column("AUPR", "Average precision, with strangers as the positives.", "high")),
+    _Figure("fpr95", Column("FPR95", "Share of familiar inputs flagged where 95 % of strangers are.", "low")),
+    _Figure("flagged", Column("flagged", "Share of strangers with a p-value of at most 0.05.")),
+)
+_COSTS = (
+    _Figure("fit_seconds", Column("fit s", "Seconds of the fit.", "low", 1)),
+    _Figure("seconds_per_1000", Column("s per 1,000", "Seconds to score 1,000 inputs.", "low", 2)),
+    _Figure("peak_memory", Column("MiB", "Memory of the fit at its peak.", "low", 0), 2.0**-20),
+)
+
+
+def evaluation_summary(evaluation: Evaluation, *, shown: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return an evaluation as plain numbers and strings for JSON, with histograms of scores and reliability.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        As `nullbayes.evaluate` returns it.
+    shown : sequence of str, optional
+        The rows whose histogram and reliability are kept; by default the first one.
+
+    Returns
+    -------
+    dict
+        ``evaluation.to_dict()`` with "histograms" and "reliability", each by the name of the row.
+    """
+    rows = [evaluation[name] for name in shown] if shown is not None else list(evaluation.rows[:1])
+    return evaluation.to_dict() | {
+        "histograms": {row.name: _histogram(row.score, row.scores_in, row.scores_out) for row in rows},
+        "reliability": {row.name: row.reliability.tolist() for row in rows if row.reliability is not None},
+    }
+
+
+def evaluation_sections(
+    evaluation: Evaluation | Summary | Sequence[Evaluation | Summary],
+    *,
+    paper: Paper | None = None,
+    galleries: Sequence[Gallery] = (),
+) -> list[Section]:
+    """Return the sections of a page that show an evaluation: every figure, reliability, scores, and inputs.
+
+    Parameters
+    ----------
+    evaluation : Evaluation, what `evaluation_summary` returns, or a sequence of them
+        A sequence holds one per seed: figures are their mean and standard deviation, and pictures are of the first.
+    paper : mapping, optional
+        Figures of the paper, by the name of the row and "familiar: accuracy", or "SVHN: AUROC".
+    galleries : sequence of Gallery
+        Of inputs; see `nullbayes.page.inputs`.
+
+    Returns
+    -------
+    list of Section
+        "Predictions", "Detection", "Calibration", "Scores" and "Inputs"; those with nothing to show are left out.
+    """
+    several = isinstance(evaluation, Sequence)
+    runs = [_summary(one) for one in (evaluation if isinstance(evaluation, Sequence) else [evaluation])]
+    if not runs:
+        msg = "There is no evaluation to show: pass at least one."
+        raise ValueError(msg)
+    seeds = f" Figures are the mean over {len(runs)} seeds ± their standard deviation." if several and runs[1:] else ""
+    familiar = _table(runs, f"Familiar data, {runs[0]['n_familiar']:,} inputs", "familiar", _FAMILIAR, paper)
+    strange = [
+        _table(runs, f"{name}, {n:,} inputs", name, _STRANGE, paper) for name, n in runs[0]["n_strangers"].items()
+    ]
+    cost = _table(runs, "Cost", "cost", _COSTS, paper)
+    sections = [
+        Section("Predictions", [f"What each method predicts for data that it was not fitted to.{seeds}"], [familiar]),
+        Section("Detection", [f"How well each score tells strangers from familiar inputs.{seeds}"], [*strange, cost]),
+        Section("Calibration", [_ON_CALIBRATION], list(_reliabilities(runs[0]))),
+        Section("Scores", [_ON_SCORES], list(_histograms(runs[0]))),
+        Section("Inputs", [_ON_INPUTS], list(galleries)),
+    ]
+    return [section for section in sections if any(map(_shows, section.blocks))]
+
+
+_ON_CALIBRATION = "Of the predictions with a confidence of 0.8, four in five should be right: dots on the diagonal."
+_ON_SCORES = "A higher score is a stranger input. The less the histograms overlap, the better a threshold works."
+_ON_INPUTS = "A p-value is the share of familiar inputs that are at least as strange."
+
+
+def _summary(evaluation: Any) -> Summary:
+    found: Summary = evaluation if isinstance(evaluation, Mapping) else evaluation_summary(evaluation)
+    return found
+
+
+def _shows(block: Block) -> bool:
+    return (
+        bool(block.rows) if isinstance(block, Table) else bool(block.pictures) if isinstance(block, Gallery) else True
+    )
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _table(runs: Sequence[Summary], caption: str, group: str, figures: Sequence[_Figure], paper: Paper | None) -> Table:
+    """Return a table of the figures that some row has; one without rows if there are none."""
+    found = {figure: [_values(runs, i, group, figure) for i in range(len(runs[0]["rows"]))] for figure in figures}
+    kept = {figure: values for figure, values in found.items() if any(values)}
+    names = [row["name"] for row in runs[0]["rows"]]
+    columns, cells = [Column("method", "The method, and the score that it is judged by.")], list[list[Any]]()
+    for figure, values in kept.items():
+        ends = [_ends(runs, i, group, figure) for i in range(len(values))]
+        columns.append(figure.column)
+        key = f"{group}: {figure.column.name}"
+        cells.append([_value(v, name, key, paper) for v, name in zip(values, names, strict=True)])
+        for j, end in enumerate(("low", "high") if any(ends) else ()):
+            columns.append(Column(f"{figure.column.name} {end}", "End of a 90 % bootstrap interval.", None))
+            cells.append([None if pair is None else Value(pair[j]) for pair in ends])
+    return Table(
+        caption, columns, [[name, *(cell[i] for cell in cells)] for i, name in enumerate(names)] if kept else []
+    )
+
+
+def _place(run: Summary, i: int, group: str) -> Mapping[str, Any]:
+    row: Mapping[str, Any] = run["rows"][i]
+    return row if group in ("familiar", "cost") else row["strangers"][group]
+
+
+def _values(runs: Sequence[Summary], i: int, group: str, figure: _Figure) -> list[float]:
+    found = (_place(run, i, group)[figure.name] for run in runs)
+    return [figure.factor * value for value in found if value is not None]
+
+
+def _ends(runs: Sequence[Summary], i: int, group: str, figure: _Figure) -> Sequence[float] | None:
+    """Return the ends of a bootstrap interval, which one run has and several have not."""
+    found: Sequence[float] | None = _place(runs[0], i, group)["intervals"].get(figure.name) if len(runs) == 1 else None
+    return found
+
+
+def _value(values: Sequence[float], name: str, key: str, paper: Paper | None) -> Value | None:
+    if not values:
+        return None
+    spread = statistics.stdev(values) if len(values) > 1 else None
+    return Value(statistics.fmean(values), spread, (paper or {}).get(name, {}).get(key))
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def _reliabilities(run: Summary) -> Iterator[Reliability]:
+    seen: list[Any] = []
+    for name, table in run["reliability"].items():
+        if table in seen:  # rows that differ in their score alone
+            continue
+        seen.append(table)
+        kept = [(n, met, promised) for n, met, promised in zip(*table, strict=True) if n > 0]
+        count = [float(n) for n, _, _ in kept]
+        right, said = [met / n for n, met, _ in kept], [promised / n for n, _, promised in kept]
+        gap = sum(n * abs(a - b) for n, a, b in zip(count, right, said, strict=True)) / max(1.0, sum(count))
+        if any(row["rmse"] is not None for row in run["rows"]):
+            caption, what = f"Intervals of {name}", "Share of targets inside their interval, by its level"
+        else:
+            caption, what = f"Reliability of {name}", "Accuracy by confidence"
+        alt = f"{what}, in {len(kept)} bins; the mean gap to the diagonal is {gap:.3f}."
+        yield Reliability(caption, count, said, right, alt)
+
+
+def _histograms(run: Summary) -> Iterator[Histograms]:
+    aurocs = {row["name"]: {name: found["auroc"] for name, found in row["strangers"].items()} for row in run["rows"]}
+    for name, found in run["histograms"].items():
+        told = ", ".join(f"{stranger} {auroc:.3f}" for stranger, auroc in aurocs[name].items())
+        alt = f"Scores of familiar inputs and of strangers; AUROC: {told}."
+        yield Histograms(f"Scores of {name}", found["label"], found["edges"], found["shares"], alt)
+
+
+def _histogram(score: str, inside: Tensor, outside: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return shares of inputs over common bins; what lies beyond the first or the last is counted in it."""
+    label, sets = score.replace("_", " "), {"familiar": inside, **outside}
+    both = torch.cat(list(sets.values()))
+    low, high = _quantile(both, 0.01), _quantile(both, 0.99)
+    if float(both.min()) > 0 and high > _SPREAD * low:
+        label, sets, both = f"log₁₀ of {label}", {name: values.log10() for name, values in sets.items()}, both.log10()
+        low, high = _quantile(both, 0.001), _quantile(both, 0.999)
+    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+    edges = torch.linspace(low, high, _BINS + 1, dtype=torch.float64, device="cpu")
+    counts = {name: torch.histc(values.double().clamp(low, high), _BINS, low, high) for name, values in sets.items()}
+    shares = {name: (count / len(sets[name])).tolist() for name, count in counts.items()}
+    return {"label": label, "edges": edges.tolist(), "shares": shares}
+
+
+def _quantile(values: Tensor, share: float) -> float:
+    ordered = values.sort().values
+    return float(ordered[round(share * (len(ordered) - 1))])
