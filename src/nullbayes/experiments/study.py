@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
+from nullbayes.experiments.findings import as_results
 from nullbayes.experiments.frame import Results, Settings
+from nullbayes.experiments.gathering import Gathered, summary
 from nullbayes.experiments.judging import POSTERIORS, Fitted, decisions, fit, fitters, judged
 from nullbayes.experiments.measuring import Clock
 from nullbayes.experiments.packing import packed_gallery
@@ -122,7 +124,9 @@ def _run_subject(settings: Settings, subject: Subject, sizes: Sizes) -> Results:
     seeds = settings.each_seed()[: min(sizes.seeds, subject.seeds or sizes.seeds)]
     runs = [_run_seed(own, subject, sizes, own is seeds[0]) for own in seeds]
     shifts = {shift.name: shift.unit for shift in subject.shifts}
-    return {"name": subject.name, "data": subject.data, "shifts": shifts, "runs": runs}
+    found: Results = {"name": subject.name, "data": subject.data, "shifts": shifts, "runs": runs}
+    gathered = Gathered(found)
+    return {"summary": summary(gathered), "findings": as_results(gathered), **found}
 
 
 def _run_seed(settings: Settings, subject: Subject, sizes: Sizes, first: bool) -> Results:
