@@ -15,7 +15,7 @@ from nullbayes.experiments.tasks import Inputs, Task, lenet_images
 
 FULL = Sizes(n=60_000, epochs=0, held_out=1000, test=9000, shifted=5000)
 QUICK = Sizes(
-    n=500, epochs=30, held_out=300, test=500, shifted=200, seeds=1, samples=10, members=2, budget=30, pictures=4
+    n=400, epochs=30, held_out=300, test=400, shifted=100, seeds=1, samples=10, members=2, budget=10, pictures=4
 )  # fmt: skip
 ANGLES = tuple(float(angle) for angle in range(0, 181, 15))
 _PARAMETERS = 44_426  # of LeNet

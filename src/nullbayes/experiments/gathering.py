@@ -52,8 +52,8 @@ class Gathered:
 
     @property
     def methods(self) -> list[str]:
-        """Those that were fitted in some seed."""
-        names = dict.fromkeys(name for run in self.runs for name in run["methods"])
+        """Those that were fitted in some seed; the network itself comes first."""
+        names = dict.fromkeys(("MAP", *(name for run in self.runs for name in run["methods"])))
         return [name for name in names if self.records(name)]
 
     @property

@@ -41,6 +41,8 @@ def study_page(results: Results, title: str) -> Page:
     """
     subjects = [Gathered(subject) for subject in results["subjects"]]
     sections = [section for found in subjects for section in _sections(found, several=len(subjects) > 1)]
+    if results.get("notes"):
+        sections.append(Section("Left out", results["notes"]))
     facts = {name.replace("_", " "): str(size) for name, size in results["sizes"].items() if name != "only"}
     return Page(title, " ".join(_lead(found) for found in subjects), sections, facts)
 
@@ -214,11 +216,14 @@ def _fits(found: Gathered) -> Section:
 def _claims(found: Gathered) -> Iterator[Section]:
     """Yield what the paper claims and we do not find, and what we find."""
     all_of_them = findings(found)
+    columns = [
+        Column("claim"), Column("what we measured"), Column("rule", "When the claim counts as found."),
+    ]  # fmt: skip
     for title, holds in (("What the paper claims and we do not find", False), ("What we find as the paper does", True)):
-        kept = [finding for finding in all_of_them if finding.holds is holds]
-        said = [f"{finding.claim} {finding.measured} Rule: {finding.rule}" for finding in kept]
-        if kept or not holds:
-            yield Section(title, said or ["Every claim of the paper that these figures can judge was found."])
+        rows = [[f.claim, f.measured, f.rule] for f in all_of_them if f.holds is holds]
+        said = f"{len(rows)} of {len(all_of_them)} claims that these figures can judge, each by the rule beside it."
+        if all_of_them:
+            yield Section(title, [said], [Table("Claims", columns, rows)] if rows else [])
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
