@@ -65,6 +65,7 @@ ALLOWED_TORCH: dict[str, set[str]] = {
     "baselines": {"torch.nn"},
     "detectors": {"torch.nn"},
     "demo": {"torch.nn"},
+    "experiments": {"torch.nn"},
 }
 
 # What `import nullbayes` must not load: extras, test oracles, and what is slow to import.

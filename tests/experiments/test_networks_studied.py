@@ -19,11 +19,11 @@ from nullbayes.experiments.networks import ResNet
 from nullbayes.page import Gallery, Table
 
 RESIDUAL = residual.ResidualSizes(
-    n=20, epochs=1, held_out=40, test=20, shifted=10, seeds=2, samples=3, pictures=1, strengths=1,
+    n=20, epochs=1, held_out=40, test=20, shifted=10, samples=3, pictures=1, strengths=1,
     parameters=("linear.*",), only=("MAP", "ProjectedPosterior"),
 )  # fmt: skip
 TEXT = sentences.TextSizes(
-    n=40, epochs=1, held_out=40, test=20, shifted=0, seeds=1, samples=3, pictures=1, length=8, rank=1,
+    n=40, epochs=1, held_out=40, test=20, shifted=0, samples=3, pictures=1, length=8, rank=1,
     last="bert.encoder.layer.0.*", only=("MAP", "LossProjectedPosterior"),
 )  # fmt: skip
 WORDS = ("what", "is", "my", "balance", "play", "a", "song", "book", "flight", "to", "rome", "cats", "sing")
@@ -66,7 +66,7 @@ def color(tmp_path: Path, _ordinary_default: None) -> Path:
 
 @pytest.mark.slow
 def test_cifar10_studies_a_trained_network_and_the_published_one(color: Path, tmp_path: Path) -> None:
-    settings = Settings(data=color, store=Store(tmp_path / "run"), seeds=3)
+    settings = Settings(data=color, store=Store(tmp_path / "run"), seeds=2)
     found = json.loads(json.dumps(residual.study("cifar10", settings, RESIDUAL), allow_nan=False))
     trained, published = found["subjects"]
     assert [len(trained["runs"]), len(published["runs"])] == [2, 1]  # the published network has one seed
@@ -93,9 +93,9 @@ def test_cifar10_studies_a_trained_network_and_the_published_one(color: Path, tm
 def test_missing_weights_leave_one_network_out_and_missing_data_stop(color: Path, tmp_path: Path) -> None:
     (color / "weights" / "resnet20-12fca82f.th").unlink()
     sizes = residual.ResidualSizes(
-        n=5, epochs=0, held_out=40, test=5, shifted=2, seeds=1, strengths=1, parameters=("linear.*",), only=("MAP",)
+        n=5, epochs=0, held_out=40, test=5, shifted=2, strengths=1, parameters=("linear.*",), only=("MAP",)
     )
-    found = residual.study("cifar10", Settings(data=color, store=Store(tmp_path / "run")), sizes)
+    found = residual.study("cifar10", Settings(data=color, store=Store(tmp_path / "run"), seeds=1), sizes)
     assert [subject["name"] for subject in found["subjects"]] == ["ResNet, cifar10"]
     assert "resnet20-12fca82f.th" in found["notes"][0]
     assert find("cifar10").page(found).sections[-1].paragraphs == found["notes"]
@@ -137,7 +137,7 @@ def queries(tmp_path: Path, _ordinary_default: None) -> Path:
 
 
 def test_text_studies_head_last_layer_whole_encoder_and_adapters(queries: Path, tmp_path: Path) -> None:
-    settings = Settings(data=queries, store=Store(tmp_path / "run"), seeds=3)
+    settings = Settings(data=queries, store=Store(tmp_path / "run"), seeds=1)
     found = json.loads(json.dumps(sentences.study(settings, TEXT, str(queries / "minilm")), allow_nan=False))
     records = {s["name"]: s["runs"][0]["methods"]["LossProjectedPosterior"] for s in found["subjects"]}
     free = {name: record["report"]["n_parameters"] for name, record in records.items()}
@@ -192,6 +192,6 @@ def test_estimate_is_less_for_a_quick_run_and_grows_with_the_seeds(name: str, qu
     one, three = (experiment.estimate(Settings(quick=quick, seeds=seeds)) for seeds in (1, 3))
     assert one.seconds > 0
     assert one.memory > 0
-    assert three.seconds == one.seconds if quick else three.seconds > 2 * one.seconds * 0.7
+    assert 1.4 * one.seconds < three.seconds <= 3 * one.seconds
     assert experiment.estimate(Settings(quick=quick, device=gpu)).seconds <= three.seconds
     assert experiment.estimate(Settings(quick=True)).seconds < experiment.estimate(Settings()).seconds

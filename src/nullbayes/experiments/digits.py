@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from nullbayes.experiments.tasks import Inputs, Task, lenet_images
 
 FULL = Sizes(n=60_000, epochs=0, held_out=1000, test=9000, shifted=5000)
 QUICK = Sizes(
-    n=400, epochs=30, held_out=300, test=400, shifted=100, seeds=1, samples=10, members=2, budget=10, pictures=4
+    n=400, epochs=30, held_out=300, test=400, shifted=100, samples=10, members=2, budget=10, pictures=4
 )  # fmt: skip
 ANGLES = tuple(float(angle) for angle in range(0, 181, 15))
 _PARAMETERS = 44_426  # of LeNet
@@ -51,8 +50,7 @@ def _picture(x: Inputs) -> Tensor:
 
 
 def _sizes(settings: Settings) -> Sizes:
-    sizes = QUICK if settings.quick else FULL
-    return replace(sizes, seeds=min(sizes.seeds, settings.seeds))
+    return QUICK if settings.quick else FULL
 
 
 def _estimate(settings: Settings) -> Estimate:
@@ -60,7 +58,7 @@ def _estimate(settings: Settings) -> Estimate:
     sizes, cuda = _sizes(settings), settings.device.type == "cuda"
     seconds = (100.0 if cuda else 0.3 * sizes.n) if not settings.quick else 60.0
     memory = 8 * sizes.n * 120_000 if cuda else 4 * sizes.budget * _PARAMETERS + 20_000 * sizes.n
-    return Estimate(sizes.seeds * seconds, memory, 4 * _PARAMETERS * sizes.seeds * (1 + sizes.members))
+    return Estimate(settings.seeds * seconds, memory, 4 * _PARAMETERS * settings.seeds * (1 + sizes.members))
 
 
 def _experiment(name: str) -> Experiment:

@@ -77,10 +77,14 @@ DEFINITIONS = {
         "The paper's released code: the mean of the negative log-likelihoods of the samples, which is never smaller.",
     ),
     "accuracy": ("Share of examples whose most probable class is the target.", "The paper: the same."),
-    "brier": ("Mean of Σ (p − y)² over the classes.", "The paper's figures exceed the bound below: no target."),
+    "brier": (
+        "Mean of Σ (p − y)² over the classes.",
+        "The paper's figures exceed the bound that its own confidence and accuracy set.",
+    ),
     "ece": (
         "Expected calibration error over 15 equal bins that include both ends.",
-        "The paper's released code leaves out confidences of 0.99 and above; its figures exceed the bound below.",
+        "The paper's released code leaves out confidences of 0.99 and above; its figures exceed the bound that its own "
+        "confidence and accuracy set.",
     ),
     "mce": (
         "Maximum calibration error over the same bins; a bin with one example counts as much as any other.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ class ResidualSizes(Sizes):
 
 FULL = ResidualSizes(n=6000, epochs=40, held_out=1000, test=4000, shifted=2000)
 QUICK = ResidualSizes(
-    n=100, epochs=1, held_out=200, test=200, shifted=50, seeds=1, samples=10, budget=10, pictures=4, strengths=2,
+    n=100, epochs=1, held_out=200, test=200, shifted=50, samples=10, budget=10, pictures=4, strengths=2,
     parameters=("layer3.2.*", "linear.*"),
     only=("MAP", "ProjectedPosterior", "LossProjectedPosterior", "DiagonalLaplace", "LastLayerLaplace", "SWAG",
           *DETECTORS, "TemperatureScaling"),
@@ -91,8 +91,7 @@ def _picture(x: Inputs) -> Tensor:
 
 
 def _sizes(settings: Settings) -> ResidualSizes:
-    sizes = QUICK if settings.quick else FULL
-    return replace(sizes, seeds=min(sizes.seeds, settings.seeds))
+    return QUICK if settings.quick else FULL
 
 
 def _estimate(name: str) -> Callable[[Settings], Estimate]:
@@ -102,9 +101,9 @@ def _estimate(name: str) -> Callable[[Settings], Estimate]:
         networks = 1 + (sizes.members if not sizes.only else 0)
         training = networks * sizes.epochs * _IMAGES * (6e-5 if cuda else 6e-3)
         fits = 150.0 if cuda and not settings.quick else 0.6 * sizes.n * (100.0 if not settings.quick else 1.0)
-        seconds = sizes.seeds * (training + fits) + (fits if name == "cifar10" else 0.0)
+        seconds = settings.seeds * (training + fits) + (fits if name == "cifar10" else 0.0)
         memory = 60 << 30 if cuda and not settings.quick else 2 << 30
-        return Estimate(seconds, memory, 4 * _PARAMETERS * sizes.seeds * networks)
+        return Estimate(seconds, memory, 4 * _PARAMETERS * settings.seeds * networks)
 
     return estimate
 

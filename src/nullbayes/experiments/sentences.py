@@ -7,7 +7,7 @@ and LoRA adapters with the head. The projected posterior has the head alone: 150
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -44,7 +44,7 @@ class TextSizes(Sizes):
 
 FULL = TextSizes(n=15_000, epochs=6, held_out=1000, test=4500, shifted=0, members=3)
 QUICK = TextSizes(
-    n=450, epochs=6, held_out=200, test=200, shifted=0, seeds=1, samples=10, budget=10, pictures=4, length=16,
+    n=450, epochs=6, held_out=200, test=200, shifted=0, samples=10, budget=10, pictures=4, length=16,
     patience=60.0, only=(*_OURS, "LastLayerLaplace", *DETECTORS, "TemperatureScaling"),
 )  # fmt: skip
 
@@ -92,8 +92,7 @@ def _sentence(settings: Settings, folder: str, x: Inputs) -> str:
 
 
 def _sizes(settings: Settings) -> TextSizes:
-    sizes = QUICK if settings.quick else FULL
-    return replace(sizes, seeds=min(sizes.seeds, settings.seeds))
+    return QUICK if settings.quick else FULL
 
 
 def _estimate(settings: Settings) -> Estimate:
@@ -102,8 +101,8 @@ def _estimate(settings: Settings) -> Estimate:
     networks = 2 + (sizes.members if not sizes.only else 0)
     training = networks * sizes.epochs * sizes.n * (1e-3 if cuda else 2e-2)
     fits = 600.0 if cuda and not settings.quick else 120.0 if settings.quick else 1.0 * sizes.n
-    disk = 4 * _PARAMETERS * sizes.seeds * networks
-    return Estimate(sizes.seeds * (training + fits), 80 << 30 if cuda and not settings.quick else 4 << 30, disk)
+    disk = 4 * _PARAMETERS * settings.seeds * networks
+    return Estimate(settings.seeds * (training + fits), 80 << 30 if cuda and not settings.quick else 4 << 30, disk)
 
 
 EXPERIMENTS = {

@@ -42,8 +42,6 @@ class Sizes:
         Examples to calibrate with, and to judge by; at most ``test`` strangers of each set.
     shifted : int
         Test examples that are shifted.
-    seeds : int
-        At most so many.
     samples, members, budget : int
         Samples of each posterior, networks of a deep ensemble, vectors of low-rank methods.
     pictures : int
@@ -59,7 +57,6 @@ class Sizes:
     held_out: int
     test: int
     shifted: int
-    seeds: int = 3
     samples: int = 30
     members: int = 5
     budget: int = 300
@@ -85,7 +82,7 @@ class Subject:
     shifts : tuple of Shift
         By which test inputs are changed.
     seeds : int or None
-        How many there can be: 1 for a network that was not trained here.
+        At most so many: 1 for a network that was not trained here.
     only : tuple of str
         The methods that this subject is about; all where it is empty.
     gallery_by : str
@@ -121,7 +118,7 @@ def run_study(settings: Settings, subjects: Sequence[Subject], sizes: Sizes) -> 
 
 
 def _run_subject(settings: Settings, subject: Subject, sizes: Sizes) -> Results:
-    seeds = settings.each_seed()[: min(sizes.seeds, subject.seeds or sizes.seeds)]
+    seeds = settings.each_seed()[: subject.seeds]
     runs = [_run_seed(own, subject, sizes, own is seeds[0]) for own in seeds]
     shifts = {shift.name: shift.unit for shift in subject.shifts}
     found: Results = {"name": subject.name, "data": subject.data, "shifts": shifts, "runs": runs}

@@ -92,7 +92,7 @@ def _in_distribution(found: Gathered) -> Section:
     for metric, (name, best) in _IN_DISTRIBUTION.items():
         ours, theirs = paper.DEFINITIONS[metric]
         mark = _MARK if marked and metric in _MARKED else ""
-        columns.append(Column(name + mark, f"{ours} {theirs}" if found.data else ours, best, 4))
+        columns.append(Column(name + mark, f"{ours} {theirs}" if found.data else ours, best))
     columns.append(Column("fit s", "Seconds of the fit, with the choice of a prior precision.", None, 1))
     rows = list[Cells]()
     for method in found.methods:
@@ -121,9 +121,9 @@ def _strangers(found: Gathered) -> Section:
     columns, rows = [Column("method"), Column("default score")], list[Cells]()
     for name in found.strangers:
         columns += [
-            Column(f"{name}: the paper's score", " ".join(paper.DEFINITIONS["auroc"]), "high", 4),
-            Column(f"{name}: default score", "AUROC of the score in the second column.", "high", 4),
-            Column(f"{name}: best score", "The highest AUROC of any score: chosen with the strangers.", "high", 4),
+            Column(f"{name}: the paper's score", " ".join(paper.DEFINITIONS["auroc"]), "high"),
+            Column(f"{name}: default score", "AUROC of the score in the second column.", "high"),
+            Column(f"{name}: best score", "The highest AUROC of any score: chosen with the strangers.", "high"),
         ]
     for method in found.methods:
         published, default = found.published(method), found.default(method)
@@ -148,7 +148,7 @@ def _which_score(found: Gathered) -> Table:
     columns = [
         Column("method and strangers"), Column("the paper", "Table 2."), Column("by its score", "The paper's score."),
         Column("closest score", "The score whose AUROC is closest to the paper's figure."),
-        Column("its AUROC"), Column("default score", "Ours.", "high"), Column("best score"), Column("its AUROC"),
+        Column("its AUROC"), Column("default score", "Ours."), Column("best score"), Column("its AUROC"),
     ]  # fmt: skip
     rows = list[Cells]()
     for method in ("MAP", *_OURS):
