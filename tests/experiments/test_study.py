@@ -122,9 +122,10 @@ def test_metrics_of_the_network_are_what_plain_torch_computes(results: Any, sett
             probs = stored_network(settings, run["seed"])(x).double().softmax(1)
         top, predicted = probs.max(1)
         right = predicted == y
-        gaps = []
+        gaps, numbers = [], []
         for low in range(15):
             inside = (top > low / 15) & (top <= (low + 1) / 15)
+            numbers.append(int(inside.sum()))
             if inside.any():
                 gaps.append((float((top[inside].sum() - right[inside].sum()).abs()), int(inside.sum())))
         expected = {
@@ -138,8 +139,9 @@ def test_metrics_of_the_network_are_what_plain_torch_computes(results: Any, sett
         record = run["methods"]["MAP"]
         assert record["familiar"] == pytest.approx(expected, abs=1e-5)
         counts, met, said = (np.array(row) for row in record["reliability"])
-        assert counts.sum() == TEST
+        assert counts.tolist() == numbers
         assert met.sum() == pytest.approx(TEST * expected["accuracy"])
+        assert np.abs(met - said).sum() / TEST == pytest.approx(expected["ece"], abs=1e-4)
         assert said.sum() == pytest.approx(TEST * expected["confidence"], abs=1e-3)
 
 
