@@ -56,8 +56,11 @@ def _sizes(settings: Settings) -> Sizes:
 def _estimate(settings: Settings) -> Estimate:
     """Return what a run will take, from measured runs."""
     sizes, cuda = _sizes(settings), settings.device.type == "cuda"
-    seconds = (100.0 if cuda else 0.3 * sizes.n) if not settings.quick else 60.0
-    memory = 8 * sizes.n * 120_000 if cuda else 4 * sizes.budget * _PARAMETERS + 20_000 * sizes.n
+    if settings.quick:
+        seconds, memory = 80.0, 1 << 30
+    else:
+        seconds = 100.0 if cuda else 0.3 * sizes.n
+        memory = 12 * _PARAMETERS**2  # a Gram matrix of the parameters, and what factors it
     return Estimate(settings.seeds * seconds, memory, 4 * _PARAMETERS * settings.seeds * (1 + sizes.members))
 
 

@@ -100,7 +100,7 @@ def _estimate(name: str) -> Callable[[Settings], Estimate]:
         sizes, cuda = _sizes(settings), settings.device.type == "cuda"
         networks = 1 + (sizes.members if not sizes.only else 0)
         training = networks * sizes.epochs * _IMAGES * (6e-5 if cuda else 6e-3)
-        fits = 150.0 if cuda and not settings.quick else 0.6 * sizes.n * (100.0 if not settings.quick else 1.0)
+        fits = 200.0 if settings.quick else 150.0 if cuda else 60.0 * sizes.n
         seconds = settings.seeds * (training + fits) + (fits if name == "cifar10" else 0.0)
         memory = 60 << 30 if cuda and not settings.quick else 2 << 30
         return Estimate(seconds, memory, 4 * _PARAMETERS * settings.seeds * networks)
