@@ -54,7 +54,7 @@ def _sizes(settings: Settings) -> Sizes:
 
 
 def _estimate(settings: Settings) -> Estimate:
-    """Return what a run will take, from measured runs."""
+    """Return what a run will take: seconds for each seed are rough, those on a CPU without ``quick`` a guess."""
     sizes, cuda = _sizes(settings), settings.device.type == "cuda"
     if settings.quick:
         seconds, memory = 80.0, 1 << 30
