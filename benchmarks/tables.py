@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import nullbayes as nb
-from benchmarks.cases.detection import LEVELS, means
+from benchmarks.cases.detection import means
+from nullbayes.experiments.judging import LEVELS
 
 _STRANGERS_AT = 0.05  # the level at which the share of flagged strangers is shown
 Row = Mapping[str, Any]

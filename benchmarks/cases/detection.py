@@ -24,20 +24,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
 import nullbayes as nb
 from benchmarks.frame import Settings, Skipped, result
-from benchmarks.rivals import methods
 from benchmarks.tasks import PARTS
-from nullbayes.experiments.measuring import Clock
-from nullbayes.experiments.methods import Bench
-from nullbayes.experiments.tasks import Task, batches
+from nullbayes.experiments.judging import DETECTORS, POSTERIORS, Fitted, decisions, evaluated, fit, fitters
+from nullbayes.experiments.tasks import Task
 
 _ALL = "digits+batchnorm+lenet+resnet20+svhn+minilm"
 SMALL = {
@@ -56,14 +53,7 @@ FULL = {
 }  # fmt: skip
 CUDA = {"lenet_n": "60000", "resnet_n": 6000, "resnet_parameters": "*", "minilm_n": 15_000, "minilm_epochs": 6}
 
-DETECTORS = (
-    "MSP", "MaxLogit", "Energy", "GEN", "KNN", "Mahalanobis", "RelativeMahalanobis", "ViM", "ReAct", "SCALE", "FDBD",
-    "NNGuide", "GradPCA",
-)  # fmt: skip
-PROJECTED = {"output": "ProjectedPosterior", "loss": "LossProjectedPosterior"}
 DEFAULT = "generalized_entropy"  # the score of a posterior that is not calibrated
-LEVELS = (0.01, 0.05, 0.1)
-SETS = 0.1
 CLOSE = 0.01  # what the claim allows beside the best detector of a column
 PUBLISHED = ("resnet20",)  # which are not trained here, so that one run is enough
 Row = dict[str, Any]
@@ -80,8 +70,8 @@ def run(settings: Settings) -> dict[str, Any]:
             own = replace(settings, seed=settings.seed + seed)
             try:
                 for task in PARTS[part](own):
-                    more, decisions, said = measure(own, task)
-                    found, decided, notes = found + more, decided + decisions, notes + said
+                    more, rates, said = measure(own, task)
+                    found, decided, notes = found + more, decided + rates, notes + said
             except Skipped as reason:
                 notes.append(f"{part} is left out. {reason}")
                 break
@@ -97,29 +87,25 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def measure(settings: Settings, task: Task) -> tuple[list[Row], list[Row], list[str]]:
     """Return the AUROC of every method and score against every set, the decisions, and notes."""
-    rows, decisions, notes = list[Row](), list[Row](), list[str]()
-    assert task.held_out is not None
-    for name, make in _methods(settings, task):
+    rows, decided, notes = list[Row](), list[Row](), list[str]()
+    for name in fitters(task, settings.options, settings.seed):
         if settings.options.only and name not in settings.options.only.split("+"):
             continue
         try:
-            with Clock(settings.device) as fitting:
-                method = make()
+            fitted = fit(settings, task, settings.options, name)
         except (nb.errors.NullBayesError, torch.OutOfMemoryError) as error:
             notes.append(f"{name} on {task.name}: {str(error).splitlines()[0]}")
             continue
-        if name in PROJECTED.values():
-            method.calibrate(batches(task.held_out))
-            decisions.append(_decisions(settings, task, name, method))
-        rows += _aurocs(settings, task, name, method, fitting.seconds)
-    return rows, decisions, notes
+        if name in POSTERIORS.values():
+            decided.append(_decisions(settings, task, name, fitted.method))
+        rows += _aurocs(settings, task, fitted)
+    return rows, decided, notes
 
 
-def _aurocs(settings: Settings, task: Task, name: str, method: Any, seconds: float) -> Iterator[Row]:
+def _aurocs(settings: Settings, task: Task, fitted: Fitted) -> Iterator[Row]:
     """Yield the AUROC of each score of a method; a detector is its score."""
-    asked = None if name in DETECTORS else "all"
-    found = nb.evaluate({name: method}, batches(task.test), dict(task.strangers), scores=asked)
-    for row in found.rows:
+    name, seconds = fitted.name, fitted.seconds
+    for row in evaluated(task, name, fitted.method).rows:
         called = name if name in DETECTORS else f"{name}, {row.score}"
         aurocs = {stranger: figures.auroc for stranger, figures in row.strangers.items()}
         print(f"{task.name}, seed {settings.seed}, {called} ({seconds:.1f} s): {aurocs}", flush=True)
@@ -129,71 +115,17 @@ def _aurocs(settings: Settings, task: Task, name: str, method: Any, seconds: flo
 
 
 def _decisions(settings: Settings, task: Task, name: str, method: Any) -> Row:
-    """Return rates of alarm, and the coverage and size of label sets."""
-    y = task.test[1]
+    """Return rates of alarm, and the coverage and size of label sets, in one row."""
+    found = decisions(task, method)
     row: Row = {"network": task.name, "method": name, "seed": settings.seed}
-    familiar = method.p_value(task.test[0])
-    row |= {f"flagged at {level:g}": float((familiar <= level).double().mean()) for level in LEVELS}
-    for i, (stranger, strange) in enumerate(task.strangers.items(), 1):
-        p = method.p_value(strange)
-        row |= {f"stranger {i}": stranger} | {
-            f"stranger {i} at {level:g}": float((p <= level).double().mean()) for level in LEVELS
-        }
-    row["weights"] = ", ".join(f"{k} {v:.2f}" for k, v in method.calibration.weights.items())
-    network = nb.baselines.MAP(task.model).fit(batches(task.train)[:4])  # which learns nothing from them
-    network.calibrate(batches(task.held_out))  # type: ignore[arg-type]
-    for who, decides in (("set", method), ("network's set", network)):
-        sets = decides.predict_set(task.test[0], SETS)
-        row |= {
-            f"{who} covers": float(sets[torch.arange(len(y), device=y.device), y].double().mean()),
-            f"{who} size": float(sets.double().sum(1).mean()),
-        }
+    row |= {f"flagged at {level}": share for level, share in found["alarms"].items()}
+    for i, (stranger, shares) in enumerate(found["flagged"].items(), 1):
+        row[f"stranger {i}"] = stranger
+        row |= {f"stranger {i} at {level}": share for level, share in shares.items()}
+    row["weights"] = ", ".join(f"{k} {v:.2f}" for k, v in found["weights"].items())
+    for who, sets in (("set", found["sets"]), ("network's set", found["network_sets"])):
+        row |= {f"{who} covers": sets["coverage"], f"{who} size": sets["size"]}
     return row
-
-
-# --- methods ----------------------------------------------------------------------------------------------------------
-
-
-def _methods(settings: Settings, task: Task) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Iterate over names, and functions that return the fitted method."""
-    for rows, name in PROJECTED.items():
-        yield name, partial(_projected, settings, task, rows, name)
-    bench = _bench(settings, task)
-    for name in methods(bench):
-        if hasattr(nb.baselines, name):
-            yield name, partial(_baseline, bench, name)
-    for name in DETECTORS:
-        yield name, partial(_detector, task, name)
-    yield "TemperatureScaling", partial(_temperature, task)
-
-
-def _projected(settings: Settings, task: Task, rows: str, name: str) -> Any:
-    posterior = getattr(nb, name)(task.model, parameters=task.parameters.get(rows))
-    return posterior.fit(batches(task.train), settings.options.samples, generator=settings.generator(), progress=False)
-
-
-def _bench(settings: Settings, task: Task) -> Bench:
-    assert task.held_out is not None
-    o, free = settings.options, task.parameters.get("loss")
-    data = ([task.train], batches(task.held_out))
-    return Bench(task.model, *data, o.samples, o.members, o.budget, settings.seed, free, task.member)
-
-
-def _baseline(bench: Bench, name: str) -> Any:
-    made = methods(bench)[name]()
-    made.fit()
-    made.tune()
-    return made.posterior
-
-
-def _detector(task: Task, name: str) -> Any:
-    free = {"parameters": task.parameters.get("output")} if name == "GradPCA" else {}  # the others take no gradients
-    return getattr(nb.detectors, name)(task.model, **free).fit(batches(task.train))
-
-
-def _temperature(task: Task) -> Any:
-    assert task.held_out is not None
-    return nb.baselines.TemperatureScaling(task.model).fit(batches(task.held_out))
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------

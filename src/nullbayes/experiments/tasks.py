@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from nullbayes.experiments import text
+from nullbayes.experiments import adapters, text
 from nullbayes.experiments.datasets import digits, read_color, read_images, read_uci
 from nullbayes.experiments.frame import Missing, Settings
 from nullbayes.experiments.networks import ResNet, batchnorm_cnn, lenet, resnet20, train, train_shifted
@@ -240,12 +240,14 @@ def clinc_sentences(
     *,
     length: int,
     folder: str = "",
+    rank: int = 0,
     held_out: int,
     test: int,
 ) -> Task:
     """Return MiniLM fine-tuned to tell 150 intents apart; ``free`` are the parameters of the loss rows.
 
     The projected posterior has the head alone, because 150 outputs are 150 rows an example. ``folder`` has the weights.
+    With a ``rank``, adapters of that rank are trained with the head, and the encoder stays as it was.
     """
     splits, weights = text.read_clinc(settings.data), text.weights_folder(folder, settings.data)
 
@@ -256,9 +258,16 @@ def clinc_sentences(
         return {name: part.to(settings.device) for name, part in x.items()}, y[index].to(settings.device)  # type: ignore[index]
 
     known = some("train", n)
-    fit = partial(text.fine_tune, x=known[0], y=known[1], epochs=epochs)  # type: ignore[arg-type]
+    more = f", adapters of rank {rank}" if rank else ""
+    tune: Callable[..., nn.Module] = adapters.tune_adapters if rank else text.fine_tune
+    fit = partial(tune, x=known[0], y=known[1], epochs=epochs)
+
+    def build() -> nn.Module:
+        model = text.minilm(weights, 150)
+        return adapters.with_adapters(model, rank) if rank else model
+
     return Task(
-        "MiniLM, CLINC150", train=known, test=some("test", test), held_out=some("val", held_out),
+        "MiniLM, CLINC150" + more, train=known, test=some("test", test), held_out=some("val", held_out),
         strangers={"out of scope": some("oos_test", test)[0]}, parameters={"output": ["head.*"], "loss": free},
-        **_network(settings, "minilm", lambda: text.minilm(weights, 150), fit),
+        **_network(settings, "minilm" + more, build, fit),
     )  # fmt: skip

@@ -93,6 +93,13 @@ def encode(folder: Path, texts: list[str], length: int) -> Inputs:
     return {name: tokens[name] for name in ("input_ids", "attention_mask")}
 
 
+def decode(folder: Path, tokens: Tensor) -> str:
+    """Return the words of one query, without padding."""
+    from transformers import AutoTokenizer
+
+    return str(AutoTokenizer.from_pretrained(folder).decode(tokens, skip_special_tokens=True))
+
+
 def fine_tune(model: SentenceClassifier, x: Inputs, y: Tensor, epochs: int) -> nn.Module:
     """Train encoder and head with AdamW, at rates of their own, with the global generator."""
     rates = [{"params": model.bert.parameters(), "lr": 1e-4}, {"params": model.head.parameters(), "lr": 2e-3}]

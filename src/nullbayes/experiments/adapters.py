@@ -1,0 +1,79 @@
+"""LoRA: low-rank adapters around the attention projections of an encoder, trained while the rest stays as it was.
+
+Hu et al. (2022), "LoRA: low-rank adaptation of large language models". The parameters of the adapters are called
+``*.lora_down`` and ``*.lora_up``, so that a posterior takes them with ``parameters=["*.lora_*", "head.*"]``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, linear
+
+ADAPTERS = ("*.lora_down", "*.lora_up")  # names of their parameters
+_PROJECTIONS = ("query", "value")  # which get an adapter
+
+
+class LowRank(nn.Module):
+    """A linear layer plus a product of two thin matrices, which is zero at first.
+
+    Parameters
+    ----------
+    base : nn.Linear
+        The layer, which stays as it is.
+    rank : int
+        Of the product.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.lora_down = nn.Parameter(torch.randn(rank, base.in_features) / base.in_features**0.5)
+        self.lora_up = nn.Parameter(torch.zeros(base.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output plus that of the adapter."""
+        base: Tensor = self.base(x)
+        return base + linear(linear(x, self.lora_down), self.lora_up)
+
+
+def with_adapters(model: nn.Module, rank: int) -> nn.Module:
+    """Put an adapter around every projection to queries and values, in place.
+
+    Parameters
+    ----------
+    model : nn.Module
+        With linear layers called ``query`` and ``value``.
+    rank : int
+        Of each adapter.
+
+    Raises
+    ------
+    ValueError
+        If the model has no such layer.
+    """
+    found = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if name in _PROJECTIONS and isinstance(child, nn.Linear)
+    ]
+    if not found:
+        msg = f"The model has no linear layer called {' or '.join(_PROJECTIONS)} to put an adapter around."
+        raise ValueError(msg)
+    for parent, name, child in found:
+        setattr(parent, name, LowRank(child, rank))
+    return model
+
+
+def tune_adapters(model: nn.Module, x: dict[str, Tensor], y: Tensor, epochs: int) -> nn.Module:
+    """Train adapters and head with AdamW, and nothing else, with the global generator."""
+    free = [value for name, value in model.named_parameters() if "lora_" in name or name.startswith("head.")]
+    optimizer = torch.optim.AdamW(free, lr=2e-3, weight_decay=0.01)
+    model.train()
+    for _ in range(epochs):
+        for batch in torch.randperm(len(y)).to(y.device).split(64):
+            optimizer.zero_grad()
+            cross_entropy(model(**{name: part[batch] for name, part in x.items()}), y[batch]).backward()
+            optimizer.step()
+    return model.eval()

@@ -1,0 +1,215 @@
+"""One trained network and every method: fit, calibrate, judge, decide, shift. The studies of classifiers share this.
+
+A study has subjects: networks with their data (`Subject`). For each seed of a subject, and for each method, one step
+fits the method and measures all that the page shows of it, so that a run that is killed loses one method at most.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nullbayes as nb
+from nullbayes.experiments.findings import as_results
+from nullbayes.experiments.frame import Results, Settings
+from nullbayes.experiments.gathering import Gathered, summary
+from nullbayes.experiments.judging import POSTERIORS, Fitted, decisions, fit, fitters, judged
+from nullbayes.experiments.measuring import Clock
+from nullbayes.experiments.packing import packed_gallery
+from nullbayes.experiments.shifts import Shift
+from nullbayes.experiments.tasks import Inputs, Task, take
+from nullbayes.page import gallery
+
+SHIFTED = ("MAP", *POSTERIORS.values(), "LastLayerLaplace", "DiagonalLaplace", "SWAG")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a study is.
+
+    Attributes
+    ----------
+    n : int
+        Training examples that are rows.
+    epochs : int
+        Of training; 0 for the usual number.
+    held_out, test : int
+        Examples to calibrate with, and to judge by; at most ``test`` strangers of each set.
+    shifted : int
+        Test examples that are shifted.
+    samples, members, budget : int
+        Samples of each posterior, networks of a deep ensemble, vectors of low-rank methods.
+    pictures : int
+        In each row of the gallery.
+    patience : float
+        Seconds that the fit of a posterior may take by `nullbayes.plan`; beyond, it is left out, and the page says so.
+    only : tuple of str
+        Methods; all where it is empty.
+    """
+
+    n: int
+    epochs: int
+    held_out: int
+    test: int
+    shifted: int
+    samples: int = 30
+    members: int = 5
+    budget: int = 300
+    pictures: int = 6
+    patience: float = 3600.0
+    only: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A network that is studied, with its data.
+
+    Attributes
+    ----------
+    name : str
+        Of network and data, such as "LeNet, mnist".
+    task : callable
+        Trains or loads the network of a seed.
+    show : callable
+        Makes what the gallery shows of one input: an image (h, w) or (3, h, w) between 0 and 1, or a text.
+    data : str
+        The name of the data in the paper's tables; empty where the paper has none.
+    shifts : tuple of Shift
+        By which test inputs are changed.
+    seeds : int or None
+        At most so many: 1 for a network that was not trained here.
+    only : tuple of str
+        The methods that this subject is about; all where it is empty.
+    gallery_by : str
+        The posterior whose p-values the gallery shows.
+    """
+
+    name: str
+    task: Callable[[Settings], Task]
+    show: Callable[[Inputs], Tensor | str]
+    data: str = ""
+    shifts: tuple[Shift, ...] = ()
+    seeds: int | None = None
+    only: tuple[str, ...] = ()
+    gallery_by: str = "ProjectedPosterior"
+
+
+# --- the whole study --------------------------------------------------------------------------------------------------
+
+
+def run_study(settings: Settings, subjects: Sequence[Subject], sizes: Sizes) -> Results:
+    """Do every step of every subject and seed, and return all that was measured.
+
+    Parameters
+    ----------
+    settings : Settings
+        Device, data, seeds and the store of finished steps.
+    subjects : sequence of Subject
+        What is studied.
+    sizes : Sizes
+        How large.
+    """
+    return {"sizes": asdict(sizes), "subjects": [_run_subject(settings, subject, sizes) for subject in subjects]}
+
+
+def _run_subject(settings: Settings, subject: Subject, sizes: Sizes) -> Results:
+    seeds = settings.each_seed()[: subject.seeds]
+    runs = [_run_seed(own, subject, sizes, own is seeds[0]) for own in seeds]
+    shifts = {shift.name: shift.unit for shift in subject.shifts}
+    found: Results = {"name": subject.name, "data": subject.data, "shifts": shifts, "runs": runs}
+    gathered = Gathered(found)
+    return {"summary": summary(gathered), "findings": as_results(gathered), **found}
+
+
+def _run_seed(settings: Settings, subject: Subject, sizes: Sizes, first: bool) -> Results:
+    """Return the network's facts and what each method gave; the network is made when a step needs it."""
+    key, make = f"{subject.name}/seed {settings.seed}", functools.cache(lambda: subject.task(settings))
+    network = settings.step(f"{key}/network", lambda: _network(make(), sizes, settings.seed, subject.only))
+    found: dict[str, Results] = {}
+    for name in network["methods"]:
+        work = functools.partial(_judged_step, settings, subject, sizes, make, name, first)
+        found[name] = settings.step(f"{key}/{name}", work)
+    return {"seed": settings.seed, "network": network, "methods": found}
+
+
+def _network(task: Task, sizes: Sizes, seed: int, only: Sequence[str]) -> Results:
+    """Return what there is: sizes of the data, and the methods that apply."""
+    assert task.held_out is not None
+    names = [name for name in fitters(task, sizes, seed) if _wanted(name, sizes.only) and _wanted(name, only)]
+    sets = {"rows": len(task.train[1]), "held out": len(task.held_out[1]), "test": len(task.test[1])}
+    return {
+        "parameters": sum(p.numel() for p in task.model.parameters()),
+        "examples": sets | {name: _length(x) for name, x in task.strangers.items()},
+        "free": {rows: list(globs) for rows, globs in task.parameters.items()},
+        "strangers": list(task.strangers),
+        "methods": names,
+    }
+
+
+def _wanted(name: str, only: Sequence[str]) -> bool:
+    return not only or name in only
+
+
+def _judged_step(
+    settings: Settings, subject: Subject, sizes: Sizes, make: Callable[[], Task], name: str, first: bool
+) -> Results:
+    """Fit one method and measure everything; a method that cannot be fitted says why."""
+    task = make()
+    try:
+        fitted = fit(settings, task, sizes, name)
+    except (nb.errors.NullBayesError, torch.OutOfMemoryError) as error:
+        return {"failed": str(error).splitlines()[0]}
+    with Clock(settings.device) as judging:
+        found = judged(task, fitted)
+        if name in POSTERIORS.values():
+            found |= {"decisions": decisions(task, fitted.method), "report": _report(fitted.method.report)}
+        if name in SHIFTED and subject.shifts:
+            found["shift"] = _shifted(task, fitted, subject.shifts, sizes.shifted)
+        if first and name == subject.gallery_by:
+            found["gallery"] = _galleries(task, fitted.method, subject.show, sizes.pictures)
+    return {"fit_seconds": fitted.seconds, "judge_seconds": judging.seconds, **found}
+
+
+def _report(report: Any) -> Results:
+    """Return what the fit of a posterior measured."""
+    names = ("n_rows", "n_parameters", "kernel_dimension", "kernel_dimension_stderr", "prior_precision", "train_std")
+    found = {name: getattr(report, name) for name in names}
+    return found | {"residual": max(report.residual), "projector": report.projector, "sweeps": report.sweeps}
+
+
+def _length(x: Inputs) -> int:
+    return len(x if isinstance(x, Tensor) else next(iter(x.values())))
+
+
+# --- shifts and pictures ----------------------------------------------------------------------------------------------
+
+
+def _shifted(task: Task, fitted: Fitted, shifts: Sequence[Shift], most: int) -> Results:
+    """Return accuracy, ECE and NLL at every strength of every shift."""
+    x, y = take(task.test[0], slice(most)), task.test[1][:most]
+    assert isinstance(x, Tensor)
+    found: dict[str, list[dict[str, float]]] = {}
+    for shift in shifts:
+        found[shift.name] = []
+        for strength in shift.strengths:
+            probs = fitted.probs(shift.apply(x, strength))
+            metrics = {metric: getattr(nb.metrics, metric)(probs, y) for metric in ("accuracy", "ece", "nll")}
+            found[shift.name].append({"strength": strength, **metrics})
+    return found
+
+
+def _galleries(task: Task, method: Any, show: Callable[[Inputs], Tensor | str], most: int) -> list[dict[str, Any]]:
+    """Return the strangest and the least strange inputs of each set with their p-values."""
+    made = []
+    for name, x in {"test": task.test[0], **task.strangers}.items():
+        order = method.ood_score(x).argsort(descending=True)
+        for what, index in (("strangest", order[:most]), ("most certain", order.flip(0)[:most])):
+            p = method.p_value(take(x, index)).tolist()
+            shown = [show(take(x, int(i))) for i in index]
+            made.append(packed_gallery(gallery(f"{name}: the {what}", shown, [f"p = {value:.3g}" for value in p])))
+    return made
