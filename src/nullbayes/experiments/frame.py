@@ -1,21 +1,24 @@
 """What an experiment is given, what it is, and the folder that keeps what it has done.
 
-An experiment is a module of this package with one value ``EXPERIMENT``. Its work is cut into steps, each of which
-returns plain numbers and strings; `Store.step` writes them down when the step is done, so that a run that was killed
-goes on behind the last finished step. A page is made of the results alone.
+An experiment is an `Experiment` in the dictionary ``EXPERIMENTS`` of a module of this package. Its work is cut into
+steps, each of which returns plain numbers and strings; `Store.step` writes them down when the step is done, so that a
+run that was killed goes on behind the last finished step. A page is made of the results alone.
 """
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nullbayes.experiments.measuring import seeded
@@ -23,6 +26,7 @@ from nullbayes.experiments.measuring import seeded
 if TYPE_CHECKING:
     from nullbayes.page import Page
 
+_Kept = TypeVar("_Kept")
 Results = dict[str, Any]  # numbers, strings, lists and dictionaries of them: what JSON holds
 
 
@@ -40,13 +44,19 @@ class Store:
         Where they are.
     say : callable
         Told of every step, in one line.
+    finished : callable
+        Called whenever something new was written.
+    seconds : dict
+        What each step took when it was done, in this run or an earlier one; filled as steps are asked for.
     """
 
     folder: Path
     say: Callable[[str], None] = print
+    finished: Callable[[], None] = lambda: None
+    seconds: dict[str, float] = field(default_factory=dict)
 
     def step(self, key: str, work: Callable[[], Results]) -> Results:
-        """Return what ``work`` returns, from the file of an earlier run if there is one.
+        """Return what ``work`` returns, as JSON gives it back, from the file of an earlier run if there is one.
 
         Parameters
         ----------
@@ -55,32 +65,73 @@ class Store:
         work : callable
             Returns what JSON can hold.
         """
-        path = self.folder / "steps" / f"{key}.json"
-        if path.is_file():
-            self.say(f"{key}: done before")
-            found: Results = json.loads(path.read_text(encoding="utf-8"))
-            return found
-        self.say(key)
-        done = work()
-        self._write(path, lambda part: part.write_text(json.dumps(done, allow_nan=False), encoding="utf-8"))
-        return done
+
+        def read(path: Path) -> tuple[Results, float]:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            return kept["results"], float(kept["seconds"])
+
+        def do(part: Path) -> None:
+            start = time.perf_counter()
+            done = work()
+            kept = {"seconds": time.perf_counter() - start, "results": done}
+            part.write_text(json.dumps(kept, allow_nan=False), encoding="utf-8")
+
+        return self._kept(key, self.folder / "steps" / f"{key}.json", read, do)
 
     def weights(self, key: str, work: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return tensors by name, from the file of an earlier run if there is one."""
-        path = self.folder / "weights" / f"{key}.safetensors"
-        if not path.is_file():
-            self.say(key)
-            found = {name: value.detach().cpu().contiguous() for name, value in work().items()}
-            self._write(path, lambda part: save_file(found, part))
-        return load_file(path)
 
-    @staticmethod
-    def _write(path: Path, write: Callable[[Path], Any]) -> None:
-        """Write a file beside its place, then put it there in one move."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        write(part)
+        def read(path: Path) -> tuple[dict[str, Tensor], float]:
+            with safe_open(path, framework="pt") as file:
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                return tensors, float((file.metadata() or {})["seconds"])
+
+        def do(part: Path) -> None:
+            start = time.perf_counter()
+            found = {name: value.detach().cpu().contiguous() for name, value in work().items()}
+            save_file(found, part, {"seconds": str(time.perf_counter() - start)})
+
+        return self._kept(key, self.folder / "weights" / f"{key}.safetensors", read, do)
+
+    def _kept(
+        self, key: str, path: Path, read: Callable[[Path], tuple[_Kept, float]], do: Callable[[Path], None]
+    ) -> _Kept:
+        """Return what is in a file, which is made first if it is not there or damaged."""
+        if path.is_file():
+            try:
+                found, self.seconds[key] = read(path)
+            except (ValueError, KeyError, TypeError, SafetensorError):  # cut short, such as by a full disk
+                self.say(f"{key}: {path} is damaged, so this step is done again")
+            else:
+                self.say(f"{key}: done before")
+                return found
+        else:
+            self.say(key)
+        write(path, do)
+        found, self.seconds[key] = read(path)
+        self.finished()
+        return found
+
+
+def write(path: Path, make: Callable[[Path], Any]) -> None:
+    """Write a file beside its place, then put it there in one move; what a killed run left beside it goes.
+
+    Parameters
+    ----------
+    path : Path
+        Its place.
+    make : callable
+        Writes the file that it is given.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        make(part)
         os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+    for left in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
+        left.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -99,6 +150,8 @@ class Settings:
         Minutes on two cores instead of figures worth quoting.
     store : Store or None
         Where finished steps are kept; None keeps nothing.
+    seeds : int
+        How many seeds figures are averaged over, from ``seed`` on.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -106,6 +159,7 @@ class Settings:
     seed: int = 0
     quick: bool = False
     store: Store | None = None
+    seeds: int = 3
 
     def generator(self) -> torch.Generator:
         """Return a fresh generator with the seed of this run."""
@@ -118,6 +172,17 @@ class Settings:
     def with_seed(self, seed: int) -> Settings:
         """Return the same with another seed."""
         return replace(self, seed=seed)
+
+    def step(self, key: str, work: Callable[[], Results]) -> Results:
+        """Do a step, or read what it gave in an earlier run; see `Store.step`."""
+        if self.store is not None:
+            return self.store.step(key, work)
+        done: Results = json.loads(json.dumps(work(), allow_nan=False))
+        return done
+
+    def each_seed(self) -> list[Settings]:
+        """Return the settings of every seed."""
+        return [self.with_seed(seed) for seed in range(self.seed, self.seed + self.seeds)]
 
     def trained(self, key: str, build: Callable[[], nn.Module], train: Callable[[nn.Module], object]) -> nn.Module:
         """Return a trained network on the device, from its stored weights if there are any.
