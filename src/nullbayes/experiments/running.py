@@ -146,7 +146,7 @@ def page(experiment: Experiment, results: dict[str, Any]) -> Page:
         "Seeds": str(results["seeds"]),
         "Date": record["date"],
     }
-    return replace(made, facts={**made.facts, **facts})
+    return replace(made, facts={**facts, **made.facts})
 
 
 # --- what is said and written -----------------------------------------------------------------------------------------
