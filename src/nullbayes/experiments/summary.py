@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import statistics
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import nullbayes as nb
 from nullbayes.page import Value
@@ -32,6 +33,22 @@ def value(numbers: Sequence[float], paper: float | None = None) -> Value:
         What the paper has in this place.
     """
     return Value(mean(numbers), spread(numbers), paper)
+
+
+def row(name: str, runs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str | Value | None]:
+    """Return a line of a table.
+
+    Parameters
+    ----------
+    name : str
+        What stands in the first column.
+    runs : sequence of mappings
+        One per seed or split, with a figure for each key; a key that the first does not have, or whose figure is None
+        there, leaves its place empty.
+    keys : sequence of str
+        Of the other columns.
+    """
+    return [name, *(None if runs[0].get(key) is None else value([run[key] for run in runs]) for key in keys)]
 
 
 def brief(numbers: Sequence[float], digits: int = 3) -> str:

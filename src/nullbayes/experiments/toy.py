@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings
-from nullbayes.experiments.summary import as_asked, brief, mean, times, value
+from nullbayes.experiments.summary import as_asked, brief, mean, row, times
 from nullbayes.page import Column, Curves, Page, Section, Series, Table
 
 GAP = 0.8  # there are no data between -GAP and GAP
@@ -228,7 +228,7 @@ def _table(each: dict[str, list[Results]]) -> Table:
         Column("error", "Root mean square error of the mean prediction at the training inputs.", "low", 3),
     ]
     keys = ("ratio", "in gap", "on data", "rmse")
-    rows = [[name, *(value([run[key] for run in runs]) for key in keys)] for name, runs in each.items()]
+    rows = [row(name, runs, keys) for name, runs in each.items()]
     return Table("Uncertainty in the gap and on the data", columns, rows)
 
 

@@ -23,7 +23,7 @@ import nullbayes as nb
 from nullbayes.experiments.datasets import WHERE
 from nullbayes.experiments.frame import Estimate, Experiment, Missing, Results, Settings
 from nullbayes.experiments.networks import train
-from nullbayes.experiments.summary import as_asked, brief, mean, value
+from nullbayes.experiments.summary import as_asked, brief, mean, row
 from nullbayes.experiments.tasks import Task, uci_regression
 from nullbayes.page import Column, Page, Section, Table
 
@@ -165,12 +165,13 @@ def measure(method: str, settings: Settings, task: Task, unit: float, sizes: Siz
     posterior = _fitted(method, settings, task.model, x, y, task, sizes)  # type: ignore[arg-type]
     found = posterior.predict(x_test, pred_type="sampled" if method == "deep ensemble" else "linearized")
     variance = found.variance + found.noise
+    lower, upper = found.interval(LEVEL)
     return {
         "rmse": unit * nb.metrics.rmse(found.mean, y_test),
         "nll": math.log(unit) + nb.metrics.gaussian_nll(found.mean, variance, y_test),
         "crps": unit * nb.metrics.crps(found.mean, variance, y_test),
-        "coverage": nb.metrics.interval_coverage(*found.interval(LEVEL), y_test),
-        "width": unit * nb.metrics.interval_width(*found.interval(LEVEL)),
+        "coverage": nb.metrics.interval_coverage(lower, upper, y_test),
+        "width": unit * nb.metrics.interval_width(lower, upper),
         "noise": unit * float(torch.as_tensor(found.noise).sqrt().mean()),
         "std": unit * float(found.std.mean()),
     }
@@ -259,8 +260,8 @@ def _found(plain: dict[str, list[Results]], level: float) -> str:
     nearest = min(KINDS, key=lambda method: abs(of(method, "coverage") - level))
     return (
         f"Lowest error: {best['rmse']}. Lowest NLL: {best['nll']}. Lowest CRPS: {best['crps']}. Coverage nearest to "
-        f"{level:.0%}: {nearest}. Compared with the network and its noise, the projected posterior changes the error by {changed:+.1%} and {'lowers' if gained >= 0 else 'raises'} the NLL by "
-        f"{abs(gained):.3f} nats."
+        f"{level:.0%}: {nearest}. Compared with the network and its noise, the projected posterior changes the error "
+        f"by {changed:+.1%} and {'lowers' if gained >= 0 else 'raises'} the NLL by {abs(gained):.3f} nats."
     )
 
 
@@ -296,7 +297,7 @@ def _scores(name: str, plain: dict[str, list[Results]], level: float) -> Table:
         Column("std", "Mean standard deviation of the predicted function, without noise."),
     ]
     keys = ("rmse", "nll", "crps", "coverage", "width", "noise", "std")
-    rows = [[method, *(value([run[key] for run in runs]) for key in keys)] for method, runs in plain.items()]
+    rows = [row(method, runs, keys) for method, runs in plain.items()]
     return Table(f"{name}: {len(plain['network'])} splits, mean ± standard deviation", columns, rows)
 
 
@@ -306,10 +307,7 @@ def _intervals(name: str, conformal: dict[str, list[Results]], level: float) -> 
         Column(f"in {level:.0%}", "Share of the targets in the conformal interval."),
         Column("width", "Mean width of that interval, in the unit of the target.", "low"),
     ]
-    rows = [
-        [method, *(value([run[key] for run in runs]) for key in ("coverage", "width"))]
-        for method, runs in conformal.items()
-    ]
+    rows = [row(method, runs, ("coverage", "width")) for method, runs in conformal.items()]
     spread = brief([run["held out"] for run in conformal["network"]], 0)
     return Table(f"{name}: conformal intervals, {spread} held-out examples", columns, rows)
 
