@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.processes import ENVIRONMENT
 
 from nullbayes.experiments import toy
 from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings
 from nullbayes.experiments.running import Mixed, page, perform, reproduce
 from nullbayes.page import Page, Section
+from support.processes import ENVIRONMENT
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
@@ -37,13 +37,13 @@ def say(line):
         time.sleep(600)  # here it is killed
 
 sizes = toy.Sizes(n=12, steps=40, samples=8, points=9)
-perform(toy.experiment(sizes), Path(sys.argv[1]), data=None, device=torch.device("cpu"), seeds=2, say=say)
+perform(toy.experiment(sizes), Path(sys.argv[1]), data=None, device=torch.device("cpu"), seeds=1, say=say)
 """
 
 
 def run_toy(folder: Path) -> tuple[Results, list[str]]:
     said: list[str] = []
-    where = perform(toy.experiment(TINY), folder, data=None, device=CPU, seeds=2, say=said.append)
+    where = perform(toy.experiment(TINY), folder, data=None, device=CPU, seeds=1, say=said.append)
     return json.loads((where / "results.json").read_text()), said
 
 
@@ -78,7 +78,7 @@ def test_a_killed_run_goes_on_behind_its_last_finished_step(tmp_path: Path) -> N
     assert resumed["seconds"]["total"] >= sum(earlier)
 
 
-# --- an experiment of two steps and a network, which notes what it does ------------------------------------------------
+# --- an experiment of two steps and a network, which notes what it does -----------------------------------------------
 
 
 class Noted:

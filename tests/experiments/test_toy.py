@@ -11,7 +11,7 @@ import torch
 from nullbayes.experiments import toy
 from nullbayes.experiments.frame import Settings
 
-SIZES = toy.Sizes(n=40, steps=600, samples=60, points=29)
+SIZES = toy.Sizes(n=40, steps=400, samples=60, points=29)
 pytestmark = pytest.mark.cpu
 
 
@@ -24,7 +24,7 @@ def test_uncertainty_in_the_gap(results: dict) -> None:
     for seed in results["methods"].values():
         for name in ("projected", "loss-projected", "linearized Laplace"):
             assert seed[name]["in gap"] > 3 * seed[name]["on data"]
-        assert seed["diagonal Laplace"]["ratio"] < 2 < seed["projected"]["ratio"]
+        assert 3 * seed["diagonal Laplace"]["ratio"] < seed["projected"]["ratio"]
         assert seed["projected"]["on data"] < 0.05
         for found in seed.values():
             assert all(map(math.isfinite, [*found["mean"], *found["std"], found["rmse"]]))
