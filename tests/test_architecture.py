@@ -46,7 +46,9 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {"decisions", "errors", "jacobian", "likelihoods", "metrics", "posteriors", "predictive"},
     ROOT: (_BELOW_POSTERIORS | {"baselines", "detectors", "evaluation", "metrics", "posteriors"})
     - {"hashing", "io", "limits", "precision", "priors"},
+    "page": set(),
     "demo": {ROOT},
+    "experiments": {ROOT, "demo", "page"},
     "cli": {ROOT, "demo"},
     "__main__": {"cli"},
 }
@@ -63,6 +65,7 @@ ALLOWED_TORCH: dict[str, set[str]] = {
     "baselines": {"torch.nn"},
     "detectors": {"torch.nn"},
     "demo": {"torch.nn"},
+    "experiments": {"torch.nn"},
 }
 
 # What `import nullbayes` must not load: extras, test oracles, and what is slow to import.

@@ -50,7 +50,10 @@ def test_page_says_what_the_numbers_say(results: dict) -> None:
     assert table.rows[0][1].spread == pytest.approx(statistics.stdev(ratios))
     assert len(curves) == 6
     first = results["methods"]["0"]["projected"]
-    assert list(curves[0].series[0].spread) == [2 * std for std in first["std"]]
+    middle, upper, lower, points = curves[0].series
+    assert (middle.y, middle.spread, points.points_only) == (first["mean"], first["std"], True)
+    for i in range(SIZES.points):
+        assert upper.y[i] - lower.y[i] == pytest.approx(4 * first["std"][i], rel=1e-6, abs=1e-9)
     said = " ".join(page.sections[0].paragraphs)
     assert "than both sparse approximations in all 2 seeds" in said
     for seed in results["methods"].values():  # the opposite numbers are told the opposite

@@ -28,6 +28,7 @@ TIGHT = 1e-4  # a tolerance that is not reached before the sweeps run out
 PHASES = ("rows", "factors", "projection")
 LARGEST_PRIMAL = 20_000  # parameters whose eigenvectors are computed within minutes
 EXACT = "ExactDual"
+FLOOR = 1e-5  # of residuals in a figure: those of exact projectors are rounding
 
 
 @dataclass(frozen=True)
@@ -296,14 +297,14 @@ def _of(point: Results, key: str) -> float:
 
 def _curves(found: Results, width: tuple[str, str], height: tuple[str, str, bool]) -> Curves:
     (x, x_label), (y, y_label, log) = width, height
-    floor = 1e-16  # a logarithmic axis has no zero
     series = []
     for projector, points in found["points"].items():
-        ends = sorted((max(_of(each, x), floor), max(_of(each, y), floor if log else 0.0)) for each in points)
+        ends = sorted((max(_of(each, x), FLOOR), max(_of(each, y), FLOOR if log else 0.0)) for each in points)
         across, up = [end[0] for end in ends], [end[1] for end in ends]
-        series.append(Series(projector, across, up, points_only=len(points) == 1))
+        series.append(Series(projector, across, up, points_only=projector.startswith("Exact")))
     said = "; ".join(f"{each.name} ends at {each.y[-1]:.3g}" for each in series)
-    return Curves(f"{y_label} against {x_label}", x_label, y_label, series, f"{y_label}: {said}.", True, log)
+    note = f"; what is below {FLOOR:g} is drawn there" if log else ""
+    return Curves(f"{y_label} against {x_label}{note}", x_label, y_label, series, f"{y_label}: {said}.", True, log)
 
 
 def _table(found: Results) -> Table:

@@ -6,7 +6,6 @@ in the middle half of the gap, divided by that at the training inputs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,7 +176,7 @@ def page(results: Results) -> Page:
             ),
             Section(
                 "The curves",
-                ["Seed 0. The bands are two standard deviations of the function wide on either side."],
+                ["Seed 0. Standard deviations are those of the function, without noise."],
                 [_curve(name, first[name], results) for name in MEANING],
             ),
         ],
@@ -233,12 +232,13 @@ def _table(each: dict[str, list[Results]]) -> Table:
 
 
 def _curve(name: str, run: Results, results: Results) -> Curves:
-    twice: Sequence[float] = [2 * std for std in run["std"]]
+    ends = [[middle + sign * std for middle, std in zip(run["mean"], run["std"], strict=True)] for sign in (2, -2)]
     return Curves(
-        f"{name}: {MEANING[name]} The band has two standard deviations on either side.",
+        f"{name}: {MEANING[name]} The band is one standard deviation wide on either side, the lines are at two.",
         "x", "y",
         [
-            Series("prediction", results["grid"], run["mean"], twice),
+            Series("prediction", results["grid"], run["mean"], run["std"]),
+            *(Series(f"{sign} 2 std", results["grid"], end) for sign, end in zip("+−", ends, strict=True)),
             Series("training data", results["x"], results["y"], points_only=True),
         ],
         alt=f"Prediction of {name} with its band. Standard deviation {brief([run['in gap']])} in the gap and "
