@@ -7,9 +7,12 @@ import copy
 import pytest
 import torch
 
+import nullbayes as nb
 from nullbayes.experiments import calibration
 from nullbayes.experiments.calibration import ALL, CORRECT, NETWORK, RULES
 from nullbayes.experiments.frame import Settings
+from nullbayes.experiments.summary import as_asked
+from nullbayes.experiments.tasks import demo_digits
 
 SIZES = calibration.Sizes(n=120, epochs=25, test=120, samples=6)
 pytestmark = pytest.mark.cpu
@@ -34,6 +37,20 @@ def test_figures_with_and_without_misclassified_examples(results: dict) -> None:
         scales = sorted(RULES, key=lambda rule: run[ALL][rule]["prior precision"])
         assert run[ALL][scales[0]][side]["confidence"] < run[ALL][scales[-1]][side]["confidence"]
     assert run[NETWORK]["train"]["accuracy"] == pytest.approx(1 - wrong / 120)
+
+
+def test_every_precision_is_judged_as_the_library_predicts_with_it(results: dict) -> None:
+    settings = Settings()
+    task = demo_digits(settings, 120, 25, held_out=120, test=120)
+    posterior = nb.LossProjectedPosterior(task.model)
+    with as_asked():
+        posterior.fit(*task.train, 6, generator=settings.generator(), progress=False)
+    for rule in ("auto", "optimal", "paper"):
+        posterior.prior_precision = rule
+        probs = posterior.predict(task.test[0], link_approx="mc").probs
+        found = results["data"]["digits"]["0"][ALL][rule]["test"]
+        assert found["nll"] == pytest.approx(nb.metrics.nll(probs, task.test[1]), rel=1e-3)
+        assert found["ece"] == pytest.approx(nb.metrics.ece(probs, task.test[1]), abs=1e-3)
 
 
 def test_temperature_makes_correct_examples_as_confident_as_asked() -> None:

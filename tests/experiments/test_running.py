@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nullbayes.experiments import toy
-from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings
+from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings, write
 from nullbayes.experiments.running import Mixed, page, perform, reproduce
 from nullbayes.page import Page, Section
 from support.processes import ENVIRONMENT
@@ -170,6 +170,20 @@ def test_a_step_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not list((tmp_path / "mine").rglob("step*.json*"))
     mine.work = work  # type: ignore[method-assign]
     assert mine(tmp_path)[0]["results"]["sum"] == 3
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_part_of_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text("old")
+
+    def make(part: Path) -> None:
+        part.write_text("ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write(path, make)
+    assert [each.name for each in tmp_path.iterdir()] == ["results.json"]
+    assert path.read_text() == "old"
 
 
 def test_bad_arguments_are_refused(tmp_path: Path) -> None:

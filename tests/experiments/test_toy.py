@@ -25,6 +25,7 @@ def test_uncertainty_in_the_gap(results: dict) -> None:
         for name in ("projected", "loss-projected", "linearized Laplace"):
             assert seed[name]["in gap"] > 3 * seed[name]["on data"]
         assert 3 * seed["diagonal Laplace"]["ratio"] < seed["projected"]["ratio"]
+        assert seed["diagonal Laplace"]["on data"] > 1.5 * seed["linearized Laplace"]["on data"]
         assert seed["projected"]["on data"] < 0.05
         for found in seed.values():
             assert all(map(math.isfinite, [*found["mean"], *found["std"], found["rmse"]]))
