@@ -46,10 +46,9 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": {"decisions", "errors", "jacobian", "likelihoods", "metrics", "posteriors", "predictive"},
     ROOT: (_BELOW_POSTERIORS | {"baselines", "detectors", "evaluation", "metrics", "posteriors"})
     - {"hashing", "io", "limits", "precision", "priors"},
-    "page": set(),
     "demo": {ROOT},
     "page": {ROOT},
-    "experiments": {ROOT, "page"},
+    "experiments": {ROOT, "demo", "page"},
     "command": {ROOT, "demo", "experiments", "page"},
     "__main__": {"command"},
 }

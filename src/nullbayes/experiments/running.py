@@ -113,7 +113,7 @@ def perform(
         "about": experiment.about,
         "quick": quick,
         "seeds": seeds,
-        "command": _command(experiment.name, data, device, quick, seeds),
+        "command": _command(experiment, data, device, quick, seeds),
         "environment": record,
         "seconds": {"total": clock.total(), "steps": dict(store.seconds)},
         "results": found,
@@ -146,7 +146,7 @@ def page(experiment: Experiment, results: dict[str, Any]) -> Page:
         "Seeds": str(results["seeds"]),
         "Date": record["date"],
     }
-    return replace(made, facts={**made.facts, **facts})
+    return replace(made, facts={**facts, **made.facts})
 
 
 # --- what is said and written -----------------------------------------------------------------------------------------
@@ -172,10 +172,12 @@ def _size(n: int) -> str:
     return f"{n / 1e9:.1f} GB" if n >= 1e9 else f"{max(1.0, n / 1e6):.0f} MB"
 
 
-def _command(name: str, data: Path | None, device: torch.device, quick: bool, seeds: int) -> str:
+def _command(experiment: Experiment, data: Path | None, device: torch.device, quick: bool, seeds: int) -> str:
     """Return how to repeat the run; the folder of the data is another one elsewhere."""
-    parts = ["nullbayes", "reproduce", name, "--seeds", str(seeds), "--device", device.type]
-    return " ".join([*parts, *(["--quick"] if quick else []), *(["--data", "FOLDER"] if data else [])])
+    parts = ["nullbayes", "reproduce", experiment.name, "--seeds", str(seeds), "--device", device.type]
+    return " ".join(
+        [*parts, *(["--quick"] if quick else []), *(["--data", "FOLDER"] if data and experiment.needs else [])]
+    )
 
 
 def _write_page(path: Path, made: Page, say: Callable[[str], None]) -> None:

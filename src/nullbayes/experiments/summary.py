@@ -1,0 +1,86 @@
+"""Means over seeds or splits, in figures and in words."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import nullbayes as nb
+from nullbayes.page import Value
+
+
+def mean(numbers: Sequence[float]) -> float:
+    """Return the mean."""
+    return statistics.fmean(numbers)
+
+
+def spread(numbers: Sequence[float]) -> float | None:
+    """Return the standard deviation of a sample; None of a single number."""
+    return statistics.stdev(numbers) if len(numbers) > 1 else None
+
+
+def value(numbers: Sequence[float], paper: float | None = None) -> Value:
+    """Return the mean and the spread as a cell of a table.
+
+    Parameters
+    ----------
+    numbers : sequence of float
+        One per seed or split.
+    paper : float, optional
+        What the paper has in this place.
+    """
+    return Value(mean(numbers), spread(numbers), paper)
+
+
+def row(name: str, runs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str | Value | None]:
+    """Return a line of a table.
+
+    Parameters
+    ----------
+    name : str
+        What stands in the first column.
+    runs : sequence of mappings
+        One per seed or split, with a figure for each key; a key that the first does not have, or whose figure is None
+        there, leaves its place empty.
+    keys : sequence of str
+        Of the other columns.
+    """
+    return [name, *(None if runs[0].get(key) is None else value([run[key] for run in runs]) for key in keys)]
+
+
+def brief(numbers: Sequence[float], digits: int = 3) -> str:
+    """Return the mean, with the spread where there is one, for a sentence.
+
+    Examples
+    --------
+    >>> brief([1.0, 2.0], 1), brief([0.25])
+    ('1.5 ± 0.7', '0.250')
+    """
+    deviation = spread(numbers)
+    tail = "" if deviation is None else f" ± {deviation:.{digits}f}"
+    return f"{mean(numbers):.{digits}f}{tail}"
+
+
+def times(n: int, of: int, what: str = "seeds") -> str:
+    """Return how often something happened, for a sentence.
+
+    Examples
+    --------
+    >>> times(3, 3), times(1, 3), times(0, 2, "splits")
+    ('in all 3 seeds', 'in 1 of 3 seeds', 'in none of 2 splits')
+    """
+    if of == 1:
+        return f"in the only one of the {what}" if n else f"not in the only one of the {what}"
+    return f"in all {of} {what}" if n == of else f"in {n or 'none'} of {of} {what}"
+
+
+@contextlib.contextmanager
+def as_asked() -> Iterator[None]:
+    """Do not warn of what an experiment does on purpose: samples of a given size, or few sweeps."""
+    with warnings.catch_warnings():
+        for kind in (nb.errors.UnderfitWarning, nb.errors.CollapseWarning, nb.errors.ConvergenceWarning):
+            warnings.simplefilter("ignore", kind)
+        yield

@@ -1,0 +1,193 @@
+"""An experiment is run to the end whatever interrupts it, and steps of different settings never meet."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nullbayes.experiments import toy
+from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings, write
+from nullbayes.experiments.running import Mixed, page, perform, reproduce
+from nullbayes.page import Page, Section
+from support.processes import ENVIRONMENT
+
+pytestmark = pytest.mark.cpu
+CPU = torch.device("cpu")
+TINY = toy.Sizes(n=12, steps=40, samples=8, points=9)
+CHILD = """
+import sys, time
+from pathlib import Path
+import torch
+from nullbayes.experiments import toy
+from nullbayes.experiments.running import perform
+
+torch.set_num_threads(1)
+
+def say(line):
+    print(line, flush=True)
+    if line == "seed 0/loss-projected":
+        time.sleep(600)  # here it is killed
+
+sizes = toy.Sizes(n=12, steps=40, samples=8, points=9)
+perform(toy.experiment(sizes), Path(sys.argv[1]), data=None, device=torch.device("cpu"), seeds=1, say=say)
+"""
+
+
+def run_toy(folder: Path) -> tuple[Results, list[str]]:
+    said: list[str] = []
+    where = perform(toy.experiment(TINY), folder, data=None, device=CPU, seeds=1, say=said.append)
+    return json.loads((where / "results.json").read_text()), said
+
+
+def test_a_killed_run_goes_on_behind_its_last_finished_step(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path)], env=ENVIRONMENT, stdout=subprocess.PIPE)
+    try:
+        steps, deadline = tmp_path / "toy" / "steps" / "seed 0", time.monotonic() + 120
+        assert child.stdout is not None
+        while b"loss-projected" not in child.stdout.readline():
+            assert child.poll() is None
+            assert time.monotonic() < deadline
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()  # type: ignore[union-attr]
+    assert [path.name for path in steps.iterdir()] == ["projected.json"]
+    assert not (tmp_path / "toy" / "results.json").exists()
+    left = steps / "loss-projected.json.1.part"
+    left.write_text('{"seconds": 1.0, "resu')
+    written = (steps / "projected.json").stat().st_mtime_ns
+
+    resumed, said = run_toy(tmp_path)
+    whole, _ = run_toy(tmp_path / "other")
+
+    assert {"network/seed 0: done before", "seed 0/projected: done before", "seed 0/loss-projected"} <= set(said)
+    assert (steps / "projected.json").stat().st_mtime_ns == written
+    assert not left.exists()
+    assert resumed["results"] == whole["results"]
+    assert resumed["seconds"]["steps"].keys() == whole["seconds"]["steps"].keys()
+    earlier = json.loads((tmp_path / "toy" / "clock.json").read_text())
+    assert len(earlier) == 2  # two starts, both of which count
+    assert resumed["seconds"]["total"] >= sum(earlier)
+
+
+# --- an experiment of two steps and a network, which notes what it does -----------------------------------------------
+
+
+class Noted:
+    """An experiment, with a list of the work that it did."""
+
+    def __init__(self, needs: tuple[str, ...] = ()) -> None:
+        self.done: list[str] = []
+        self.experiment = Experiment(
+            "mine", "It shows something.", needs, lambda settings: Estimate(7200.0 * settings.seeds, 3 * 10**9),
+            self.run, lambda results: Page("Mine", f"Sum {results['sum']}.", [Section("One")]),
+        )  # fmt: skip
+
+    def work(self, key: str, result: Any) -> Results:
+        self.done.append(key)
+        return {"value": result}
+
+    def run(self, settings: Settings) -> Results:
+        found = [settings.step(f"{key}/step", lambda key=key: self.work(key, (len(key), 1.5))) for key in ("a", "bb")]
+        model = settings.trained("net/work", lambda: torch.nn.Linear(2, 1), lambda model: self.work("net", None))
+        return {"sum": sum(each["value"][0] for each in found), "found": found, "bias": model.bias.tolist()}
+
+    def __call__(self, folder: Path, data: Path | None = None, **options: Any) -> tuple[Results, list[str]]:
+        self.done, said = [], list[str]()
+        where = perform(self.experiment, folder, data=data, device=CPU, say=said.append, **options)
+        return json.loads((where / "results.json").read_text()), said
+
+
+def test_results_say_how_they_were_made(tmp_path: Path) -> None:
+    mine = Noted(("uci",))
+    results, said = mine(tmp_path, tmp_path, quick=True, seeds=2)
+    assert (tmp_path / "mine-quick" / "results.json").is_file()
+    assert "4 hours" in said[0]
+    assert "3.0 GB of memory" in said[0]
+    assert (results["name"], results["quick"], results["seeds"]) == ("mine", True, 2)
+    assert results["command"] == "nullbayes reproduce mine --seeds 2 --device cpu --quick --data FOLDER"
+    assert set(results["seconds"]["steps"]) == {"a/step", "bb/step", "net/work"}
+    assert 0.0 <= sum(results["seconds"]["steps"].values()) <= results["seconds"]["total"]
+    assert results["results"]["found"] == [{"value": [1, 1.5]}, {"value": [2, 1.5]}]  # as JSON has it, at once
+    facts = page(mine.experiment, results).facts
+    assert facts["Command"] == results["command"]
+    assert torch.__version__ in facts["Versions"]
+    if importlib.util.find_spec("nullbayes.page.html"):
+        assert "Sum 3." in (tmp_path / "mine-quick" / "index.html").read_text()
+
+
+def test_finished_steps_are_not_done_again_and_damaged_ones_are(tmp_path: Path) -> None:
+    mine = Noted()
+    first, _ = mine(tmp_path)
+    assert mine.done == ["a", "bb", "net"]
+    again, _ = mine(tmp_path)
+    assert mine.done == []
+    assert again["results"] == first["results"]
+    assert again["seconds"]["steps"] == first["seconds"]["steps"]
+    for damaged, redone in (("steps/bb/step.json", "bb"), ("weights/net/work.safetensors", "net")):
+        path = tmp_path / "mine" / damaged
+        path.write_bytes(path.read_bytes()[:-5])  # what a full disk leaves
+        third, said = mine(tmp_path)
+        assert mine.done == [redone]
+        assert any("is damaged, so this step is done again" in line for line in said)
+        assert third["results"] == first["results"]
+    (tmp_path / "mine" / "clock.json").write_text("[1.0, ")
+    assert mine(tmp_path)[0]["results"] == first["results"]
+
+
+def test_steps_of_other_settings_are_refused_until_they_are_discarded(tmp_path: Path) -> None:
+    (tmp_path / "data" / "uci").mkdir(parents=True)
+    table = tmp_path / "data" / "uci" / "data.txt"
+    table.write_text("1 2 3")
+    mine = Noted(("uci",))
+    mine(tmp_path, tmp_path / "data")
+    with pytest.raises(Mixed, match=r"seeds: 3 there, 2 now.*another folder.*--fresh"):
+        mine(tmp_path, tmp_path / "data", seeds=2)
+    table.write_text("1 2 4")  # of the same size
+    with pytest.raises(Mixed, match=r"\(data: "):
+        mine(tmp_path, tmp_path / "data")
+    assert mine.done == []
+    note = tmp_path / "mine" / "note.txt"
+    note.write_text("not ours")
+    mine(tmp_path, tmp_path / "data", seeds=2, fresh=True)
+    assert mine.done == ["a", "bb", "net"]
+    assert note.read_text() == "not ours"
+
+
+def test_a_step_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    mine = Noted()
+    work, mine.work = mine.work, lambda key, result: {"value": float("nan")}  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        mine(tmp_path)
+    assert not list((tmp_path / "mine").rglob("step*.json*"))
+    mine.work = work  # type: ignore[method-assign]
+    assert mine(tmp_path)[0]["results"]["sum"] == 3
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_part_of_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text("old")
+
+    def make(part: Path) -> None:
+        part.write_text("ne")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        write(path, make)
+    assert [each.name for each in tmp_path.iterdir()] == ["results.json"]
+    assert path.read_text() == "old"
+
+
+def test_bad_arguments_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="toy"):
+        reproduce("tyo", tmp_path, data=None, device=CPU)
+    with pytest.raises(ValueError, match="1 or more"):
+        reproduce("toy", tmp_path, data=None, device=CPU, seeds=0)
