@@ -18,9 +18,7 @@ DECISION = {
 }  # fmt: skip
 
 
-def result(
-    rows: list[dict[str, Any]], decisions: list[dict[str, Any]] | None = None, seed: int = 0
-) -> dict[str, Any]:
+def result(rows: list[dict[str, Any]], decisions: list[dict[str, Any]] | None = None, seed: int = 0) -> dict[str, Any]:
     """Return what a run would have written: one row per method, column and seed."""
     other = {"case": "latency", "rows": [{"method": "slow", "a": 1.0}]}
     each = [
@@ -37,9 +35,7 @@ def table(*rows: dict[str, Any]) -> list[str]:
 
 
 def test_best_of_each_column_is_bold_as_it_is_rounded() -> None:
-    lines = table(
-        {"method": "KNN", "a": 0.9004, "b": 0.7}, {"method": "MSP", "a": 0.9001, "b": 0.8}
-    )
+    lines = table({"method": "KNN", "a": 0.9004, "b": 0.7}, {"method": "MSP", "a": 0.9001, "b": 0.8})
     assert lines == [
         "| method | a | b | mean |",
         "|---|---|---|---|",

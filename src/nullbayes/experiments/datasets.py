@@ -76,8 +76,8 @@ def read_uci(folder: Path | None, name: str, split: int) -> tuple[Tensor, ...]:
     table, inputs, target = np.loadtxt(here / "data.txt"), indices("features"), indices("target")
     known = table[indices(f"train_{split}")]
     mean, spread = known.mean(0), known.std(0)
-    table = torch.tensor((table - mean) / np.where(spread > 0, spread, 1.0), dtype=torch.float32)
-    sides = (table[indices(f"{side}_{split}")] for side in ("train", "test"))
+    scaled = torch.tensor((table - mean) / np.where(spread > 0, spread, 1.0), dtype=torch.float32)
+    sides = (scaled[indices(f"{side}_{split}")] for side in ("train", "test"))
     return tuple(side[:, columns] for side in sides for columns in (inputs, target))
 
 

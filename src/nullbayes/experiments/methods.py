@@ -65,7 +65,7 @@ class Ours:
         **settings: Any,
     ) -> None:
         self.bench, self.pred_type, self._score = bench, pred_type, score
-        self.posterior = kind(bench.model, parameters=bench.parameters, **settings)
+        self.posterior: Any = kind(bench.model, **{"parameters": bench.parameters, **settings})
         self._fitting = {"n_samples": bench.samples, **(fitting(bench) if fitting else {})}
 
     def fit(self) -> None:
@@ -76,18 +76,21 @@ class Ours:
         """Choose the prior precision by held-out likelihood; None where there is none, or where it is known."""
         posterior = self.posterior
         if isinstance(posterior, nb.baselines.Baseline) and posterior.report.prior_precision is not None:
-            return posterior.optimize_prior_precision(self.bench.held_out, "grid", pred_type=self.pred_type)
+            chosen: float = posterior.optimize_prior_precision(self.bench.held_out, "grid", pred_type=self.pred_type)
+            return chosen
         return getattr(posterior.report, "prior_precision", None)
 
     def probs(self, x: Inputs) -> Tensor | None:
         """Return the probabilities of the mean prediction; None for a mere score."""
         if isinstance(self.posterior, (nb.baselines.LocalEnsemble, nb.baselines.SketchedLanczos)):
             return None
-        return self.posterior.predict(x, pred_type=self.pred_type).probs
+        probs: Tensor | None = self.posterior.predict(x, pred_type=self.pred_type).probs
+        return probs
 
     def score(self, x: Inputs) -> Tensor:
         """Return the method's own score."""
-        return self.posterior.ood_score(x, self._score, pred_type=self.pred_type)
+        scores: Tensor = self.posterior.ood_score(x, self._score, pred_type=self.pred_type)
+        return scores
 
 
 def one_epoch(bench: Bench) -> dict[str, Any]:
@@ -117,13 +120,13 @@ def new_members(bench: Bench) -> dict[str, Any]:
 def methods(bench: Bench) -> dict[str, Callable[[], Any]]:
     """Return how each method is made, by name."""
     b = nb.baselines
-    budget = {"memory_budget": bench.budget}
+    budget: dict[str, Any] = {"memory_budget": bench.budget}
     table: dict[str, Callable[[], Any]] = {
         "ProjectedPosterior": lambda: Ours(bench, nb.ProjectedPosterior),
         "LossProjectedPosterior": lambda: Ours(bench, nb.LossProjectedPosterior),
         "MAP": lambda: Ours(bench, b.MAP, score="max_probability"),
         "DiagonalLaplace": lambda: Ours(bench, b.DiagonalLaplace, "sampled"),
-        "LastLayerLaplace": lambda: Ours(bench, b.LastLayerLaplace, "sampled"),
+        "LastLayerLaplace": lambda: Ours(bench, b.LastLayerLaplace, "sampled", parameters=None),
         "LinearizedLaplace": lambda: Ours(bench, b.LinearizedLaplace),
         "LanczosLaplace": lambda: Ours(bench, b.LanczosLaplace, **budget),
         "SCOD": lambda: Ours(bench, b.SCOD, score="scod", **budget),

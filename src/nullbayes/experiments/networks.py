@@ -60,7 +60,7 @@ class _Residual(nn.Module):
             x = nn.functional.pad(
                 x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.new // 2, self.new - self.new // 2)
             )
-        return (x + y).relu()
+        return nn.functional.relu(x + y)
 
 
 class ResNet(nn.Module):
@@ -83,7 +83,8 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits."""
         x = self.bn1(self.conv1(x)).relu()
-        return self.linear(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
+        logits: Tensor = self.linear(self.layer3(self.layer2(self.layer1(x))).mean((2, 3)))
+        return logits
 
 
 def resnet20(folder: Path | None) -> tuple[nn.Module, bool]:

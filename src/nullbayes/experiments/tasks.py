@@ -100,7 +100,7 @@ def _parts(settings: Settings, data: tuple[Tensor, Tensor], *sizes: int) -> list
     return parts
 
 
-def _halves(x: Tensor, y: Tensor, held_out: int, test: int) -> dict[str, Data]:
+def _halves(x: Tensor, y: Tensor, held_out: int, test: int) -> dict[str, Any]:
     """Return one half of the data as held-out and the other as test, or as many as were asked for."""
     half = len(y) // 2
     kept, judged = slice(min(half, held_out)), slice(half, half + test)
@@ -162,8 +162,8 @@ def lenet_images(settings: Settings, own: str, n: int, epochs: int = 0, *, held_
     there = [name for name in others if settings.data is not None and (settings.data / name).is_dir()]
     strangers = {name: read_images(settings.data, name, "t10k")[0][:test].to(settings.device) for name in there}
     x, y = x[:n].to(settings.device), y[:n].to(settings.device)
-    usual = {"epochs": 60, "batch_size": 128} if n <= 10_000 else {"epochs": 20, "batch_size": 256}
-    fit = partial(train, x=x, y=y, **(usual | ({"epochs": epochs} if epochs else {})))
+    usual, batch_size = (60, 128) if n <= 10_000 else (20, 256)
+    fit = partial(train, x=x, y=y, epochs=epochs or usual, batch_size=batch_size)
     return Task(
         f"LeNet, {own}", train=(x, y), test=judged, held_out=kept, strangers=strangers,
         **_network(settings, own, lenet, fit),
@@ -254,7 +254,7 @@ def clinc_sentences(
     def some(split: str, most: int) -> Data:
         texts, y = splits[split]
         index = thinned((torch.arange(len(y)), y), most)[0]
-        x = text.encode(weights, [texts[int(i)] for i in index], length)  # type: ignore[union-attr]
+        x = text.encode(weights, [texts[int(i)] for i in index], length)
         return {name: part.to(settings.device) for name, part in x.items()}, y[index].to(settings.device)  # type: ignore[index]
 
     known = some("train", n)

@@ -33,7 +33,8 @@ class SentenceClassifier(nn.Module):
         """Return logits."""
         states = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         mask = attention_mask[..., None].to(states.dtype)
-        return self.head((states * mask).sum(1) / mask.sum(1))
+        logits: Tensor = self.head((states * mask).sum(1) / mask.sum(1))
+        return logits
 
 
 def weights_folder(given: str, data: Path | None) -> Path:
@@ -59,7 +60,7 @@ def minilm(folder: Path, outputs: int) -> SentenceClassifier:
         msg = "MiniLM needs transformers: pip install transformers (and no torchvision made for another torch)."
         raise Missing(msg) from error
     config = BertConfig.from_pretrained(folder)
-    encoder = BertModel(config, add_pooling_layer=False)
+    encoder = BertModel(config, add_pooling_layer=False)  # type: ignore[no-untyped-call]
     stored = {name.removeprefix("bert."): value for name, value in load_file(folder / "model.safetensors").items()}
     floats = {name: value.float() for name, value in stored.items() if value.is_floating_point()}
     missing, _ = encoder.load_state_dict(floats, strict=False)
