@@ -56,7 +56,7 @@ def run(settings: Settings) -> dict[str, Any]:
 def measure(spec: dict[str, Any]) -> dict[str, Any]:
     """Fit once under a limit; return peak and prediction."""
     o = SimpleNamespace(**spec)
-    settings = Settings(o, torch.device(o.device), seed=o.seed)
+    settings = Settings(torch.device(o.device), seed=o.seed, options=o)
     problem = untrained(settings, lambda: cnn(o.width), (1, 8, 8), o.n)
     common = {"n_samples": o.samples, "memory_limit": o.limit, "tolerance": o.tolerance}
     try:

@@ -13,7 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-runner, problems, text = (importlib.import_module(f"benchmarks.{name}") for name in ("run", "problems", "text"))
+from nullbayes.experiments import datasets, text
+
+runner = importlib.import_module("benchmarks.run")
 promise = runner.load_case("promise")
 CPU = torch.device("cpu")
 
@@ -50,7 +52,7 @@ def run(parts: str, data: Path | None, **overrides: str) -> dict[str, object]:
 
 
 def test_regressions_are_standardized_with_the_training_part(uci: Path) -> None:
-    x, y, x_test, y_test = problems.read_uci(uci, "yacht", 0)
+    x, y, x_test, y_test = datasets.read_uci(uci, "yacht", 0)
     assert [tuple(part.shape) for part in (x, y, x_test, y_test)] == [(30, 3), (30, 1), (10, 3), (10, 1)]
     torch.testing.assert_close(x.mean(0), torch.zeros(3), rtol=0.0, atol=1e-5)
     torch.testing.assert_close(x.std(0, correction=0), torch.tensor([1.0, 1.0, 0.0]), rtol=0.0, atol=1e-5)
@@ -63,9 +65,9 @@ def test_cifar_has_a_test_part_or_none(tmp_path: Path) -> None:
     images, labels = np.zeros((2, 32, 32, 3), np.uint8), np.array([3, 4], np.uint8)
     path = tmp_path / "cifar10-small" / "data.npz"
     np.savez(path, x_train=images, y_train=labels)
-    assert problems.read_cifar(tmp_path, "test") is None
+    assert datasets.read_cifar(tmp_path, "test") is None
     np.savez(path, x_train=images, y_train=labels, x_test=images[:1], y_test=labels[1:])
-    assert problems.read_cifar(tmp_path, "test")[1].tolist() == [4]
+    assert datasets.read_cifar(tmp_path, "test")[1].tolist() == [4]
 
 
 def test_queries_have_the_numbers_of_their_intents(tmp_path: Path) -> None:
