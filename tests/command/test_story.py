@@ -259,7 +259,7 @@ def test_pictures_are_of_inputs_wherever_a_batch_has_them(own: Any) -> None:
     strangest, _, missed = next(section.blocks for section in page.sections if section.title == "Inputs")
     for block, inputs, i in ((strangest, x, posterior.ood_score(x).argmax()), (missed, own.noise(), None)):
         i = posterior.ood_score(inputs).argmin() if i is None else i
-        assert block.pictures[0].label.startswith(f"({', '.join(f'{value:.3g}' for value in inputs[i].tolist())}): ")
+        assert block.pictures[0].text == f"({', '.join(f'{value:.3g}' for value in inputs[i].tolist())})"
 
 
 def test_report_writes_one_page(own: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,8 +155,8 @@ def test_text_studies_head_last_layer_whole_encoder_and_adapters(queries: Path, 
     pictures = [
         picture for s in page.sections for block in s.blocks if isinstance(block, Gallery) for picture in block.pictures
     ]
-    assert pictures
-    assert all(set(picture.label.split(":")[0].split()) <= set(WORDS) for picture in pictures)
+    assert all(picture.text for picture in pictures)
+    assert all(set(picture.text.split()) <= set(WORDS) for picture in pictures)
 
 
 def test_adapters_change_nothing_at_first_and_leave_the_rest_as_it_was() -> None:
