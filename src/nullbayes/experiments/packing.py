@@ -35,9 +35,15 @@ def unpacked_gallery(found: Mapping[str, Any]) -> Gallery:
 def _packed(picture: Picture) -> dict[str, Any]:
     pixels = np.asarray(picture.image, dtype=np.uint8)
     data = base64.b64encode(pixels.tobytes()).decode("ascii")
-    return {"shape": list(pixels.shape), "bytes": data, "label": picture.label, "alt": picture.alt}
+    return {
+        "shape": list(pixels.shape),
+        "bytes": data,
+        "label": picture.label,
+        "alt": picture.alt,
+        "text": picture.text,
+    }
 
 
 def _unpacked(found: Mapping[str, Any]) -> Picture:
     pixels = np.frombuffer(base64.b64decode(found["bytes"]), dtype=np.uint8).reshape(found["shape"])
-    return Picture(pixels.tolist(), found["label"], found["alt"])
+    return Picture(pixels.tolist(), found["label"], found["alt"], found["text"])
