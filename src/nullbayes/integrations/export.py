@@ -172,7 +172,9 @@ def export(
     graph = trace_linearized(network, x, vectors, finish, any_number=dynamic_batch)
     tensors = tuple(leaves(x))
     sizes = tuple({0: torch.export.Dim("batch", min=1)} for _ in tensors) if dynamic_batch else None
-    program = torch.export.export(graph, tensors, dynamic_shapes=sizes)
+    program = torch.export.export(
+        graph, tensors, dynamic_shapes=sizes, prefer_deferred_runtime_asserts_over_guards=True
+    )
     names = ("mean", "variance", *(["probs"] if likelihood.has_probabilities else []), "score")
     return ExportedPrediction(program, _input_names(x), names, kind, dynamic_batch)
 

@@ -21,6 +21,7 @@ from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import leaves, map_leaves
 from nullbayes.jacobian.network import Network
 from nullbayes.precision import differentiable
+from nullbayes.torch_internals import exporting
 
 Finish = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # outputs (n, ...), changes (S, n, ...)
 
@@ -69,7 +70,7 @@ def _trace(network: Network, x: Any, vectors: Tensor, finish: Finish) -> fx.Grap
         return finish(outputs, vmap(lambda named: ahead(named)[0])(directions))
 
     try:
-        with differentiable():
+        with differentiable(), exporting():
             graph = make_fx(run, tracing_mode="fake", _allow_non_fake_inputs=True)(*leaves(x))
     except RuntimeError as error:
         first = str(error).partition("\n")[0]
