@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "page": set(),
     "demo": {ROOT},
     "page": {ROOT},
+    "integrations": {ROOT, "errors", "jacobian", "predictive"},
     "experiments": {ROOT, "page"},
     "command": {ROOT, "demo", "experiments", "page"},
     "__main__": {"command"},
@@ -66,6 +67,7 @@ ALLOWED_TORCH: dict[str, set[str]] = {
     "baselines": {"torch.nn"},
     "detectors": {"torch.nn"},
     "demo": {"torch.nn"},
+    "integrations": {"torch.nn"},
     "experiments": {"torch.nn"},
     "command": {"torch.nn"},
 }
@@ -81,6 +83,9 @@ NOT_AT_IMPORT = [
     "pandas",
     "pytorch_ood",
     "transformers",
+    "lightning",
+    "onnxscript",
+    "nullbayes.integrations",
     "benchmarks",
 ]
 

@@ -150,7 +150,9 @@ def export(
     (['mean', 'variance', 'probs', 'score'], True)
     """
     if not isinstance(posterior, (nb.ProjectedPosterior, nb.LossProjectedPosterior)):
-        msg = f"Only nb.ProjectedPosterior and nb.LossProjectedPosterior can be exported, not {type(posterior).__name__}."
+        msg = (
+            f"Only nb.ProjectedPosterior and nb.LossProjectedPosterior can be exported, not {type(posterior).__name__}."
+        )
         raise SettingsError(msg)
     likelihood, network = posterior.likelihood, posterior._network
     kind = default_score(likelihood) if score is None else score

@@ -369,4 +369,3 @@ class NullBayesRegressor(RegressorMixin, MultiOutputMixin, _Estimator):  # type:
 
     def _shaped(self, values: Tensor) -> np.ndarray:  # (N, O)
         return np.asarray(values[:, 0] if self._single else values)
-

@@ -63,7 +63,9 @@ def _trace(network: Network, x: Any, vectors: Tensor, finish: Finish) -> fx.Grap
         arguments = map_leaves(lambda _: next(given), x)
 
         def function(named: dict[str, Tensor]) -> Tensor:
-            return network.evaluate(arguments, lambda args, kwargs: functional_call(network.module, named, args, kwargs))
+            return network.evaluate(
+                arguments, lambda args, kwargs: functional_call(network.module, named, args, kwargs)
+            )
 
         outputs, backward = vjp(function, trained)
         ahead = vjp(lambda u: backward(u)[0], torch.zeros_like(outputs))[1]

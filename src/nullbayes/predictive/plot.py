@@ -22,7 +22,9 @@ def draw(prediction: Prediction, n_inputs: int) -> Figure:
     from matplotlib.figure import Figure
 
     if prediction.mean.ndim != 2:
-        msg = f"Predictions of shape (N, outputs) can be drawn, not {tuple(prediction.mean.shape)}: take some positions."
+        msg = (
+            f"Predictions of shape (N, outputs) can be drawn, not {tuple(prediction.mean.shape)}: take some positions."
+        )
         raise SettingsError(msg)
     classes = prediction.probs is not None
     n_panels = min(n_inputs, len(prediction.mean)) if classes else min(n_inputs, prediction.mean.shape[1])
