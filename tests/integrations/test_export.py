@@ -185,9 +185,9 @@ def test_what_cannot_be_exported_is_refused_with_a_reason() -> None:
     posterior = fitted(nn.Linear(4, 3), POINTS)
     with pytest.raises(DataError, match="at least two example inputs"):
         export(posterior, POINTS[:1])
-    with pytest.raises(SettingsError, match="score must be one of max_variance.*not 'combined', which looks training"):
+    with pytest.raises(SettingsError, match=r"score must be one of max_variance.*not 'combined', which looks training"):
         export(posterior, POINTS[:2], score="combined")
-    with pytest.raises(SettingsError, match="Only nb.ProjectedPosterior and .* not MAP"):
+    with pytest.raises(SettingsError, match=r"Only nb\.ProjectedPosterior and .* not MAP"):
         export(nb.baselines.MAP(nn.Linear(4, 3)), POINTS[:2])
     with pytest.raises(ModelError, match="cannot be exported, because an operation of it cannot be traced"):
         export(fitted(Sorting(), POINTS), POINTS[:2])

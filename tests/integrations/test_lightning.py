@@ -91,5 +91,5 @@ def test_network_kind_and_data_can_be_chosen(tmp_path: Path) -> None:
 
 def test_a_calibration_without_validation_data_is_refused(tmp_path: Path) -> None:
     callback = PosteriorCallback(calibrate=True, fit_options={"n_samples": 2, "progress": False})
-    with pytest.raises(SettingsError, match="needs validation data: trainer.fit"):
+    with pytest.raises(SettingsError, match=r"needs validation data: trainer\.fit"):
         trained(callback, tmp_path, loader(0, 60, shuffle=True))

@@ -132,7 +132,7 @@ def test_a_fit_leaves_the_random_numbers_of_torch_alone() -> None:
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(SettingsError, match="posterior must be one of 'projected', 'loss-projected', not 'exact'"):
         NullBayesClassifier(posterior="exact").fit(X, LABELS)
-    with pytest.raises(SettingsError, match="calibration_fraction must be at least 0 and less than 1, not 1.5"):
+    with pytest.raises(SettingsError, match=r"calibration_fraction must be at least 0 and less than 1, not 1\.5"):
         NullBayesClassifier(calibration_fraction=1.5).fit(X, LABELS)
     with pytest.raises(ModelError, match="training diverged: scale the features"):
         NullBayesRegressor(linear, lr=1e300, epochs=9).fit(X, TARGETS)

@@ -30,13 +30,14 @@ except ImportError:  # the module can be imported; estimators cannot be made
             msg = "The estimators need scikit-learn 1.6 or later: pip install 'nullbayes[sklearn]'."
             raise ImportError(msg)
 
-        __new__ = object.__new__
+    class ClassifierMixin:  # type: ignore[no-redef]
+        """Stands for that of scikit-learn."""
 
-    class ClassifierMixin: ...  # type: ignore[no-redef]
+    class MultiOutputMixin:  # type: ignore[no-redef]
+        """Stands for that of scikit-learn."""
 
-    class MultiOutputMixin: ...  # type: ignore[no-redef]
-
-    class RegressorMixin: ...  # type: ignore[no-redef]
+    class RegressorMixin:  # type: ignore[no-redef]
+        """Stands for that of scikit-learn."""
 
 
 Build = Callable[[int, int], nn.Module]  # (n_features, n_outputs) -> module

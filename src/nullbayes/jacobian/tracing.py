@@ -67,7 +67,7 @@ def _trace(network: Network, x: Any, vectors: Tensor, finish: Finish) -> fx.Grap
                 arguments, lambda args, kwargs: functional_call(network.module, named, args, kwargs)
             )
 
-        outputs, backward = vjp(function, trained)
+        outputs, backward = vjp(function, trained)[:2]
         ahead = vjp(lambda u: backward(u)[0], torch.zeros_like(outputs))[1]
         return finish(outputs, vmap(lambda named: ahead(named)[0])(directions))
 

@@ -51,9 +51,8 @@ def _bars(axis: Any, prediction: Prediction, i: int) -> None:
 
 def _band(axis: Any, prediction: Prediction, output: int) -> None:
     """Draw the means of an output in ascending order, with two standard deviations of the posterior around them."""
-    mean, std = (values[:, output].double().cpu() for values in (prediction.mean, prediction.std))
-    order = mean.argsort()
-    mean, std, places = mean[order].numpy(), std[order].numpy(), range(len(mean))
+    order, places = prediction.mean[:, output].argsort(), range(len(prediction.mean))
+    mean, std = (values[order, output].double().cpu().numpy() for values in (prediction.mean, prediction.std))
     axis.fill_between(places, mean - 2 * std, mean + 2 * std, color=_COLOR, alpha=0.25, lw=0, label="± 2 std")
     axis.plot(places, mean, color=_COLOR, lw=1.5, label="mean")
     axis.set(title=f"output {output}", xlabel="inputs, sorted by their mean", ylabel="prediction")
