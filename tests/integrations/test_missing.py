@@ -26,6 +26,7 @@ for make in makers:
 
 
 @pytest.mark.cpu
+@pytest.mark.slow
 def test_missing_packages_are_named() -> None:
     run = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
