@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo": {ROOT},
     "page": {ROOT},
     "experiments": {ROOT, "demo", "page"},
+    "integrations": {ROOT, "errors", "jacobian", "predictive"},
     "command": {ROOT, "demo", "experiments", "page"},
     "__main__": {"command"},
 }
@@ -65,6 +66,7 @@ ALLOWED_TORCH: dict[str, set[str]] = {
     "baselines": {"torch.nn"},
     "detectors": {"torch.nn"},
     "demo": {"torch.nn"},
+    "integrations": {"torch.nn"},
     "experiments": {"torch.nn"},
     "command": {"torch.nn"},
 }
@@ -80,6 +82,9 @@ NOT_AT_IMPORT = [
     "pandas",
     "pytorch_ood",
     "transformers",
+    "lightning",
+    "onnxscript",
+    "nullbayes.integrations",
     "benchmarks",
 ]
 
