@@ -86,9 +86,9 @@ def agree(found: dict[str, Tensor], posterior: Any, x: Any, score: str) -> None:
 
 CASES = {
     "a network of layers": (lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)), POINTS),
-    "several named inputs": (TwoInputs, {"first": POINTS, "second": POINTS.flip(1)}),
 }
 SLOW_CASES = {
+    "several named inputs": (TwoInputs, {"first": POINTS, "second": POINTS.flip(1)}),
     "convolutions": (convolutional, IMAGES),
     "recurrence": (Recurrent, SEQUENCES),
     "attention": (Attention, SEQUENCES),

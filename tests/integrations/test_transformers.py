@@ -40,6 +40,7 @@ def small_bert() -> Any:
     return transformers.BertForSequenceClassification(settings)
 
 
+@pytest.mark.slow
 def test_posterior_is_that_of_the_trained_model_on_its_training_data_in_order(tmp_path: Path) -> None:
     chosen, fit = {"parameters": "classifier.*"}, {"n_samples": 4, "progress": False}
     held_out = torch.utils.data.DataLoader(examples(50, 100), batch_size=10)  # type: ignore[arg-type]
