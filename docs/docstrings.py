@@ -29,7 +29,7 @@ def mathml(latex: str, display: str = "inline") -> str:
 def markdown(text: str) -> str:
     """Return a docstring with its roles and formulas as Markdown."""
     text = _DISPLAYED.sub(lambda match: match[1] + mathml(match[2], "block"), text)
-    text = _MATH.sub(lambda match: mathml(match[1]), text)
+    text = _MATH.sub(lambda match: f"<span>{mathml(match[1])}</span>", text)  # Markdown takes bare math for a block
     return _ROLE.sub(lambda match: f"`{match[1]}`", text)
 
 
@@ -53,17 +53,16 @@ class Docstrings(griffe.Extension):
 
     def _bind(self, pkg: griffe.Module, cls: griffe.Class) -> None:
         owner = getattr(importlib.import_module(cls.module.path), cls.name, None)
-        for name, member in list(cls.members.items()):
-            if name.startswith("_") or member.is_alias or not member.is_attribute:
-                continue
-            function = bound(owner, name)
-            if function is None or function.__qualname__.startswith(cls.name):
-                continue
+        for name in vars(owner) if inspect.isclass(owner) else ():
+            function = None if name.startswith("_") else bound(owner, name)
+            if function is None or "." in function.__qualname__ or not function.__module__.startswith(pkg.name):
+                continue  # no function of a module
             source = pkg[f"{function.__module__}.{function.__qualname__}".removeprefix(f"{pkg.name}.")]
             cls.set_member(name, self._method(name, source, isinstance(getattr(owner, name), property)))
 
     def _method(self, name: str, source: griffe.Function, is_property: bool) -> griffe.Object:
-        text = source.docstring and griffe.Docstring(source.docstring.value, lineno=source.docstring.lineno)
+        old = source.docstring
+        text = old and griffe.Docstring(old.value, parser=old.parser, parser_options=old.parser_options)
         if is_property:
             found: griffe.Object = griffe.Attribute(name, annotation=source.returns, docstring=text)
             found.labels.add("property")
@@ -73,8 +72,6 @@ class Docstrings(griffe.Extension):
             parameters=griffe.Parameters(*source.parameters),
             returns=source.returns,
             docstring=text,
-            lineno=source.lineno,
-            endlineno=source.endlineno,
         )
 
 

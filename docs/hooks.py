@@ -56,6 +56,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Mend links between pages inside and outside of `docs/`."""
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]  # it has none beside the tabs
     here = PurePosixPath("docs", page.file.src_uri)
     source = PurePosixPath(OUTSIDE.get(page.file.src_uri, str(here)))
     pages = {path: name for name, path in OUTSIDE.items()}
