@@ -11,8 +11,6 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mkdocs.structure.files import File
-
 ROOT = Path(__file__).resolve().parents[1]
 OUTSIDE = {  # pages of the site, and where they are in the repository
     "index.md": "README.md",
@@ -37,9 +35,8 @@ def _filled(entry: Any, folder: Path) -> Any:
         found: list[Any] = []
         for inner in what:
             if isinstance(inner, str) and "*" in inner:
-                listed = {str(name) for other in what for name in (other.values() if isinstance(other, dict) else ())}
                 paths = sorted(path.relative_to(folder).as_posix() for path in folder.glob(inner))
-                found += [path for path in paths if path not in listed]
+                found += [path for path in paths if path not in found]
             else:
                 found.append(_filled(inner, folder))
         return {title: found}
@@ -48,6 +45,8 @@ def _filled(entry: Any, folder: Path) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that lie outside of `docs/`."""
+    from mkdocs.structure.files import File
+
     for name, path in OUTSIDE.items():
         text = (ROOT / path).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=text))
@@ -74,6 +73,10 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
                 return text  # a file of the source, which the site does not show
             return match[0]  # MkDocs says that it leads nowhere
         relative = os.path.relpath(uri, PurePosixPath(page.file.src_uri).parent)
+        dark = uri.replace(".svg", "-dark.svg")
+        if image and dark != uri and files.get_file_from_path(dark) is not None:
+            twin = relative.replace(".svg", "-dark.svg")
+            return f"![{text}]({relative}#only-light)![{text}]({twin}#only-dark)"
         return f"{image}[{text}]({relative}{mark}{anchor})"
 
     parts = re.split(r"(?ms)(^ *```.*?^ *```)", markdown)

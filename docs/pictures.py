@@ -161,7 +161,7 @@ def temperature(figure: Figure, ink: str) -> None:
     figure.set_size_inches(7.2, 2.2)
     logits = torch.tensor([2.0, 1.0, -0.5])
     for axis, value in zip(figure.subplots(1, 3, sharey=True), (0.5, 1.0, 3.0), strict=True):
-        bars = axis.bar(["a", "b", "c"], (logits / value).softmax(0), color=[BLUE, GREY, GREY], width=0.65)
+        bars = axis.bar(["a", "b", "c"], (logits / value).softmax(0).tolist(), color=[BLUE, GREY, GREY], width=0.65)
         axis.bar_label(bars, fmt="%.2f", color=ink, padding=2)
         axis.set(title=f"T = {value:g}", ylim=(0, 1.12), yticks=[0, 0.5, 1])
 
