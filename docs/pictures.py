@@ -128,7 +128,10 @@ def toy(n: int, width: int = 24) -> tuple[nn.Module, Tensor, Tensor]:
 def band(axis: Any, posterior: Any, x: Tensor, y: Tensor, ink: str) -> None:
     """Draw a regression with its standard deviations and its data."""
     grid = torch.linspace(-1.5, 1.5, 121, dtype=torch.float64)[:, None]
-    mean, std = posterior.predict(grid).mean[:, 0].detach(), posterior.functional_variance(grid, exact=True)[:, 0].sqrt()
+    mean, std = (
+        posterior.predict(grid).mean[:, 0].detach(),
+        posterior.functional_variance(grid, exact=True)[:, 0].sqrt(),
+    )
     axis.fill_between(grid[:, 0], mean - 2 * std, mean + 2 * std, color=BLUE, alpha=0.25, lw=0)
     axis.plot(grid[:, 0], mean, color=BLUE, lw=1.6)
     axis.plot(x[:, 0], y[:, 0], ".", color=ink, ms=4)

@@ -186,7 +186,9 @@ def test_site_is_built_without_warnings_and_fetches_nothing(tmp_path: Path) -> N
     from mkdocs.config import load_config
 
     build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True))
-    pages = {path.relative_to(tmp_path).as_posix(): path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")}
+    pages = {
+        path.relative_to(tmp_path).as_posix(): path.read_text(encoding="utf-8") for path in tmp_path.rglob("*.html")
+    }
     for name in ("index.html", "contributing.html", "changelog.html", "troubleshooting.html"):
         assert name in pages
     for page in pages.values():

@@ -35,7 +35,7 @@ def ten_lines(readme: str) -> str:
 
 
 def try_out(distribution: Path, folder: Path) -> str:
-    """Install a distribution into an environment in a folder, run README's lines there, and return what they printed."""
+    """Install a distribution into a new environment, run README's lines there, and return what they printed."""
     venv.create(folder / "env", with_pip=True)
     python = folder / "env" / ("Scripts" if os.name == "nt" else "bin") / "python"
     constraints = ROOT / "constraints.txt"

@@ -266,7 +266,8 @@ def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Ten
     >>> x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
     >>> y = x[:, :1] + 0.1 * x.roll(7, 0)[:, 1:]
     >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.tensor([[1.0], [0.0]])})
-    >>> posterior = nb.baselines.DiagonalLaplace(model, "regression").fit(x[:100], y[:100]).calibrate(x[100:200], y[100:200])
+    >>> posterior = nb.baselines.DiagonalLaplace(model, "regression").fit(x[:100], y[:100])
+    >>> posterior = posterior.calibrate(x[100:200], y[100:200])
     >>> lower, upper = posterior.predict_interval(x[200:], alpha=0.1)
     >>> ((lower <= y[200:]) & (y[200:] <= upper)).float().mean() > 0.8
     tensor(True)
