@@ -113,9 +113,9 @@ def test_messages_that_are_quoted_are_those_of_the_library() -> None:
 
 
 def test_every_warning_has_an_entry() -> None:
-    messages = warned()
+    messages, pieces = warned(), [piece for piece in quoted() if len(piece) >= 16]  # "file" is in many
     assert len(messages) > 10
-    assert not [message for message in messages if not any(piece in message for piece in quoted())]
+    assert not [message for message in messages if not any(piece in message for piece in pieces)]
 
 
 # --- figures, pictures, versions --------------------------------------------------------------------------------------
