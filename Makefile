@@ -65,7 +65,8 @@ pictures: $(INSTALLED) ## draw the pictures of the documentation anew
 
 site: $(INSTALLED) ## build the documentation into site/, without a network; a warning is an error
 	@echo "==> mkdocs build"
-	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --quiet --strict
+	@# Not --quiet, which hides warnings from --strict; the variable hides an advertisement.
+	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict
 	@echo "The site is in site/: open site/index.html"
 
 dist: $(INSTALLED) ## build wheel and source distribution into dist/, and check their descriptions
