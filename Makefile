@@ -65,7 +65,7 @@ pictures: $(INSTALLED) ## draw the pictures of the documentation anew
 
 site: $(INSTALLED) ## build the documentation into site/, without a network; a warning is an error
 	@echo "==> mkdocs build"
-	@# Not --quiet, which hides warnings from --strict; the variable hides an advertisement.
+	@# Not --quiet, which hides warnings from --strict; the variable hides a notice about the theme's successor.
 	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict
 	@echo "The site is in site/: open site/index.html"
 
