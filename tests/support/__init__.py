@@ -23,6 +23,7 @@
 ``sample_page``        a page of results that shows everything, and one made of accidents
 ``html_tree``          HTML as a tree, read without a browser; contrast of colours
 ``architecture_page``  writes the table of imports in `docs/architecture.md`
+``installed``          installs wheel and source distribution into empty environments: `make wheel-test`
 ``guards``             measures which tests guard which module, for the table in `CONTRIBUTING.md`
 =====================  ==============================================================================================
 """

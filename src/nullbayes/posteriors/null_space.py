@@ -95,6 +95,15 @@ class NullSpacePosterior(SamplePosterior):
         -------
         ProjectedPosterior
             The posterior itself; ``report`` says how it went. A fit that fails leaves it without samples.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import nullbayes as nb
+        >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+        >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+        >>> posterior.n_samples, posterior.report.kernel_dimension  # two of four directions are determined
+        (10, 2.0)
         """
         data, n_samples = data_and_count(loader, targets, n_samples, least=2)
         self.release()  # the memory of an earlier fit is needed for this one
@@ -148,6 +157,15 @@ class NullSpacePosterior(SamplePosterior):
         -------
         ProjectedPosterior
             The posterior itself. After ``load``, a copy or ``release`` it needs :meth:`prepare` first.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import nullbayes as nb
+        >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+        >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+        >>> posterior.extend(5).n_samples
+        15
         """
         if (n_samples := whole(n_samples)) < 1:
             msg = f"n_samples must be at least 1, not {n_samples}."
@@ -191,7 +209,22 @@ class NullSpacePosterior(SamplePosterior):
     prepare = full_precision()(fitting.prepare)
 
     def release(self) -> Self:
-        """Free training data, rows and projector; predictions stay, ``extend`` and exact variances need ``prepare``."""
+        """Free training data, rows and projector; predictions stay, ``extend`` and exact variances need ``prepare``.
+
+        Returns
+        -------
+        ProjectedPosterior
+            The posterior itself.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import nullbayes as nb
+        >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+        >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+        >>> posterior.release().n_samples
+        10
+        """
         self._prepared = self._exact = None
         return self
 

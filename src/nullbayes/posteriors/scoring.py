@@ -86,6 +86,15 @@ def ood_score(
     -------
     Tensor (N,) or (N, ...)
         The scores, in the order of the inputs.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+    >>> (posterior.ood_score(x) > 1e-3).tolist()  # the largest variance, for a regression
+    [False, False, True, True]
     """
     check_per(per)
     scoring: Scoring = self._scoring
