@@ -14,7 +14,7 @@ MADE := $(VENV)/.made-with-$(subst /,-,$(PYTHON))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark test test-all test-of lint types format docs guards clean
+.PHONY: help demo benchmark test test-all test-of lint types format docs tutorials guards clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +58,10 @@ docs: $(INSTALLED) ## write the pages that are made from the tests' tables
 	@echo "==> docs/compatibility.md, docs/architecture.md"
 	@PYTHONPATH=tests $(BIN)/python -m support.compatibility_page
 	@PYTHONPATH=tests $(BIN)/python -m support.architecture_page
+
+tutorials: $(INSTALLED) ## run docs/tutorials in full, and write their outputs and pictures: about two minutes
+	@echo "==> docs/tutorials"
+	@PYTHONPATH=tests $(BIN)/python -m support.tutorials $(ARGS)
 
 guards: $(INSTALLED) ## measure which tests guard which module, for the table in CONTRIBUTING.md
 	@echo "==> which tests guard which module"
