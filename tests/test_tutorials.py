@@ -23,13 +23,13 @@ each_tutorial = pytest.mark.parametrize("name", NAMES)
 
 # Sizes for a quick run; the pages have those that a reader sees.
 SMALL: dict[str, dict[str, int]] = {
-    "active-learning": {"REPEATS": 1, "ROUNDS": 2, "STEPS": 100},
-    "image-classifier": {"TRAIN": 300, "EPOCHS": 12},
-    "lora": {"EPOCHS": 80},
+    "active-learning": {"REPEATS": 1, "ROUNDS": 2, "STEPS": 80},
+    "image-classifier": {"TRAIN": 300, "EPOCHS": 10},
+    "lora": {"TRAIN": 100, "EPOCHS": 60},
     "projectors-on-a-matrix": {"LARGE": 32, "SAMPLES": 50},
-    "segmentation": {"TRAIN": 20, "HELD_OUT": 60, "TEST": 20, "EPOCHS": 60},
+    "segmentation": {"TRAIN": 20, "HELD_OUT": 100, "TEST": 20, "EPOCHS": 60},
     "tabular-regression": {},
-    "text-classification": {"TRAIN": 40, "HELD_OUT": 40, "STEPS": 50},
+    "text-classification": {"TRAIN": 20, "HELD_OUT": 20, "TEST": 20, "STEPS": 40},
     "threshold-in-production": {"TRAIN": 300, "REQUESTS": 600, "EPOCHS": 60},
 }
 

@@ -102,7 +102,7 @@ def run(name: str, folder: Path, values: Mapping[str, object] | None = None) -> 
     return Run(space, tuple(outputs))
 
 
-def differences(shown: str, printed: str, *, rtol: float = 0.15, atol: float = 0.03) -> list[str]:
+def differences(shown: str, printed: str) -> list[str]:
     """Say where two outputs differ: words must be the same, numbers nearly so.
 
     Another processor rounds differently, and training makes more of it: a flagged input more or less is no difference.
@@ -112,8 +112,8 @@ def differences(shown: str, printed: str, *, rtol: float = 0.15, atol: float = 0
         return [f"the page shows\n{shown}and the block prints\n{printed}"]
     for a, b in zip(NUMBER.findall(shown), NUMBER.findall(printed), strict=True):
         one, other = (float(number.replace(",", "")) for number in (a, b))
-        percent = 100 if f"{a} %" in shown else 1
-        if abs(one - other) > atol * percent + rtol * max(abs(one), abs(other)):
+        least = 0.03 if "." in a else 3  # a share, or a count
+        if abs(one - other) > least + 0.15 * max(abs(one), abs(other)):
             found.append(f"the page shows {a}, and the block prints {b}")
     return found
 
