@@ -14,7 +14,7 @@ MADE := $(VENV)/.made-with-$(subst /,-,$(PYTHON))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark test test-all test-of lint types format docs pictures site dist wheel-test guards clean
+.PHONY: help demo benchmark test test-all test-of lint types format docs tutorials pictures site dist wheel-test guards clean
 
 help: ## say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +79,10 @@ dist: $(INSTALLED) ## build wheel and source distribution into dist/, and check 
 wheel-test: dist ## install wheel and source distribution into empty environments, and run README's lines there
 	@echo "==> README's lines in empty environments"
 	@$(BIN)/python tests/support/installed.py dist/*.whl dist/*.tar.gz
+
+tutorials: $(INSTALLED) ## run docs/tutorials in full, and write their outputs and pictures: about two minutes
+	@echo "==> docs/tutorials"
+	@PYTHONPATH=tests $(BIN)/python -m support.tutorials $(ARGS)
 
 guards: $(INSTALLED) ## measure which tests guard which module, for the table in CONTRIBUTING.md
 	@echo "==> which tests guard which module"

@@ -24,6 +24,7 @@
 ``html_tree``          HTML as a tree, read without a browser; contrast of colours
 ``architecture_page``  writes the table of imports in `docs/architecture.md`
 ``installed``          installs wheel and source distribution into empty environments: `make wheel-test`
+``tutorials``          runs the pages of `docs/tutorials`, and writes their outputs and pictures
 ``guards``             measures which tests guard which module, for the table in `CONTRIBUTING.md`
 =====================  ==============================================================================================
 """
