@@ -46,7 +46,8 @@ class Docstrings(griffe.Extension):
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Turn docstrings into Markdown, and names that a class binds to functions into methods."""
         for cls in list(_objects(pkg, griffe.Class)):
-            self._bind(pkg, cls)
+            if not cls.module.path.startswith(f"{pkg.name}.integrations"):  # which import what may not be there
+                self._bind(pkg, cls)
         for found in _objects(pkg, griffe.Object):
             if found.docstring is not None:
                 found.docstring.value = markdown(found.docstring.value)

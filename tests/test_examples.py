@@ -36,6 +36,7 @@ def test_the_list_names_every_example() -> None:
     }
 
 
+@pytest.mark.slow
 def test_text() -> None:
     pytest.importorskip("transformers")
     found = example("text").main(n=30, steps=80)

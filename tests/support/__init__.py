@@ -25,6 +25,7 @@
 ``architecture_page``  writes the table of imports in `docs/architecture.md`
 ``installed``          installs wheel and source distribution into empty environments: `make wheel-test`
 ``tutorials``          runs the pages of `docs/tutorials`, and writes their outputs and pictures
+``thinned``            says of which families `make test` runs only some cases
 ``guards``             measures which tests guard which module, for the table in `CONTRIBUTING.md`
 =====================  ==============================================================================================
 """

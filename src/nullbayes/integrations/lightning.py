@@ -12,7 +12,7 @@ try:
     from lightning.pytorch import Callback
 except ImportError:
     try:
-        from pytorch_lightning import Callback
+        from pytorch_lightning import Callback  # type: ignore[assignment, unused-ignore]
     except ImportError:  # the module can be imported; a callback cannot be made
 
         class Callback:  # type: ignore[no-redef]
