@@ -108,11 +108,11 @@ def ood_score(
         names = ", ".join(dict.fromkeys([*scoring.kinds, *scoring.own, COMBINED]))
         msg = f"kind must be one of {names} for {type(self).__name__}, not {kind!r}."
         raise SettingsError(msg)
-    asked = {"mask": mask} if pred_type is None else {"mask": mask, "pred_type": pred_type}
-    at_once = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
     if kind in scoring.own:
         found = scoring.own[kind](x, per, mask)
     else:
+        asked = {"mask": mask} if pred_type is None else {"mask": mask, "pred_type": pred_type}
+        at_once = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
         pieces = [x] if at_once else stream(x, self._network, self._batch_fn, self.n_samples)  # lengths may differ
         found = torch.cat([self._scored(self.predict(piece, **asked), kind, per, mask) for piece in pieces])
     if per == "position" and found.ndim == 1:
