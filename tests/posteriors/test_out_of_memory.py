@@ -179,10 +179,6 @@ def test_too_little_gpu_memory_gives_a_smaller_fit_or_an_error_with_advice() -> 
 # --- an allocation that fails once ------------------------------------------------------------------------------------
 
 
-def form_rows(model: nn.Module) -> Any:
-    return nb.OutputJacobian(model, DATA).dense()
-
-
 def linearize(model: nn.Module) -> Any:
     vectors = randn(1, 54, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     network = Network(model)
@@ -195,7 +191,7 @@ def form_plainly(model: nn.Module) -> Any:
     return rows.plain(*DATA[0], ((0, network.n_parameters),))
 
 
-@pytest.mark.parametrize("work", [form_rows, linearize, form_plainly])
+@pytest.mark.parametrize("work", [linearize, form_plainly])
 @pytest.mark.parametrize("kind", [Hungry, Plain])
 def test_out_of_memory_errors_are_not_taken_for_unsupported_routes(
     kind: type[Hungry], work: Callable[[nn.Module], Any]
@@ -208,6 +204,28 @@ def test_out_of_memory_errors_are_not_taken_for_unsupported_routes(
         with pytest.raises((RuntimeError, torch.OutOfMemoryError)) as caught:
             work(model.failing_at(call))
         assert is_out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize("kind", [Hungry, Plain])
+def test_rows_are_formed_in_halves_where_memory_runs_out(kind: type[Hungry]) -> None:
+    model = kind().failing_at(0)
+    rows = nb.OutputJacobian(model, DATA)
+    opening, whole, route = Hungry.calls, rows.dense(), rows.route
+    last = Hungry.calls
+    assert last > opening
+    for call in range(1, opening + 1):
+        with pytest.raises((RuntimeError, torch.OutOfMemoryError)) as caught:
+            nb.OutputJacobian(model.failing_at(call), DATA)
+        assert is_out_of_memory(caught.value)
+    for call in range(opening + 1, last + 1):
+        halved = nb.OutputJacobian(model.failing_at(call), DATA)
+        torch.testing.assert_close(halved.dense(), whole)
+        assert halved.route == route
+    one = nb.OutputJacobian(model.failing_at(0), [(DATA[0][0][:1], DATA[0][1][:1])])
+    model.failing_at(1)
+    with pytest.raises((RuntimeError, torch.OutOfMemoryError)) as caught:
+        one.dense()
+    assert is_out_of_memory(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -224,18 +242,20 @@ def test_out_of_memory_errors_are_not_taken_for_unsupported_routes(
         pytest.param(ExactDual(), id="ExactDual"),
     ],
 )
-def test_an_allocation_that_fails_once_does_not_end_a_fit(kind: type, rows: type, projector: Any) -> None:
+def test_allocations_that_fail_do_not_end_a_fit(kind: type, rows: type, projector: Any) -> None:
     model = Plain().failing_at(0)
     rows(model, DATA).costs()  # what has to be known before there is a plan
     opening, whole = Hungry.calls, fit_with_projector(model.failing_at(0), DATA, projector, kind=kind)
     assert whole.report.notes == ()
-    noted = []
     for call in range(opening + 1, Hungry.calls + 1):
         posterior = fit_with_projector(model.failing_at(call), DATA, projector, kind=kind)
-        noted += posterior.report.notes
         assert posterior.report.converged
         assert posterior.n_samples == 8
-    assert noted
+    until_one_example_is_too_many = 3  # of six
+    model.failing_at(opening + 1, until_one_example_is_too_many)
+    posterior = fit_with_projector(model, DATA, projector, kind=kind)
+    assert posterior.report.converged
+    assert "memory ran out" in posterior.report.notes[0]
 
 
 @pytest.mark.parametrize("pred_type", ["linearized", "sampled"])

@@ -31,7 +31,7 @@ EVERY = {
     "posteriors/test_extend_out_of_memory.py::test_a_failed_extension_keeps_the_earlier_samples": 2,
     "posteriors/test_extend_out_of_memory.py::test_extend_recovers_from_a_failed_allocation": 2,
     "posteriors/test_memory.py::test_fit_keeps_to_its_limit_and_to_its_plan": 2,
-    "posteriors/test_out_of_memory.py::test_an_allocation_that_fails_once_does_not_end_a_fit": 3,
+    "posteriors/test_out_of_memory.py::test_allocations_that_fail_do_not_end_a_fit": 3,
     "posteriors/test_out_of_memory.py::test_predictions_continue_with_half_of_the_inputs": 2,
     "posteriors/test_out_of_memory.py::test_too_little_memory_gives_a_smaller_fit_or_an_error_with_advice": 2,
     "posteriors/test_promise.py::test_a_default_fit_predicts_its_training_data_as_the_network_does": 4,

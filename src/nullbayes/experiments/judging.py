@@ -16,7 +16,7 @@ from nullbayes.experiments.frame import Results, Settings
 from nullbayes.experiments.measuring import Clock
 from nullbayes.experiments.methods import Bench, methods
 from nullbayes.experiments.packing import rounded
-from nullbayes.experiments.tasks import Inputs, Task, batches, take
+from nullbayes.experiments.tasks import Inputs, Task, batches, take, thinned
 from nullbayes.page import evaluation_summary
 
 POSTERIORS = {"output": "ProjectedPosterior", "loss": "LossProjectedPosterior"}  # by their rows
@@ -83,7 +83,9 @@ def fitters(task: Task, sizes: Any, seed: int) -> dict[str, Callable[[], tuple[A
     """Return functions by name that fit a method and return it with the way in which the paper predicts with it."""
     assert task.held_out is not None
     data, free = ([task.train], batches(task.held_out)), task.parameters.get("loss")
-    bench = Bench(task.model, *data, sizes.samples, sizes.members, sizes.budget, seed, free, task.member)
+    few = getattr(sizes, "curvature", None)
+    curvature = None if few is None else batches(thinned(task.train, few))
+    bench = Bench(task.model, *data, sizes.samples, sizes.members, sizes.budget, seed, free, task.member, curvature)
     table: dict[str, Callable[[], tuple[Any, str | None]]] = {
         name: functools.partial(_posterior, task, rows, sizes, bench) for rows, name in POSTERIORS.items()
     }

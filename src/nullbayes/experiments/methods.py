@@ -29,6 +29,7 @@ class Bench:
     seed: int
     parameters: Sequence[str] | None = None  # which may vary; all by default
     member: Callable[[int], nn.Module] | None = None  # trains another network, where that is possible
+    curvature: Loader | None = None  # the examples of the fit, where they are not all of the loader
 
     def generator(self) -> torch.Generator:
         """Return a fresh generator with the seed of this run."""
@@ -70,7 +71,8 @@ class Ours:
 
     def fit(self) -> None:
         """Fit to the training data."""
-        self.posterior.fit(self.bench.loader, generator=self.bench.generator(), progress=False, **self._fitting)
+        data = self.bench.curvature or self.bench.loader
+        self.posterior.fit(data, generator=self.bench.generator(), progress=False, **self._fitting)
 
     def tune(self) -> float | None:
         """Choose the prior precision by held-out likelihood; None where there is none, or where it is known."""

@@ -42,7 +42,7 @@ class TextSizes(Sizes):
     rank: int = 4
 
 
-FULL = TextSizes(n=15_000, epochs=6, held_out=1000, test=4500, shifted=0, members=3, budget=30)
+FULL = TextSizes(n=15_000, epochs=6, held_out=1000, test=4500, shifted=0, members=3, budget=30, curvature=1500)
 QUICK = TextSizes(
     n=450, epochs=6, held_out=200, test=200, shifted=0, samples=10, budget=10, pictures=4, length=16,
     patience=60.0, only=(*_OURS, "LastLayerLaplace", *DETECTORS, "TemperatureScaling"),

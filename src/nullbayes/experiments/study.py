@@ -53,6 +53,8 @@ class Sizes:
         Test examples that are shifted.
     samples, members, budget : int
         Samples of each posterior, networks of a deep ensemble, vectors of low-rank methods.
+    curvature : int or None
+        Training examples that the curvature of the baselines is computed from; all of ``n`` by default.
     pictures : int
         In each row of the gallery.
     patience : float
@@ -69,6 +71,7 @@ class Sizes:
     samples: int = 30
     members: int = 5
     budget: int = 300
+    curvature: int | None = None
     pictures: int = 6
     patience: float = 3600.0
     only: tuple[str, ...] = ()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Literal
 
 import torch
@@ -17,7 +19,7 @@ from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import compare_modes, product_examples, pull_range, push_range
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.likelihoods import Likelihood
-from nullbayes.limits import RowCosts, Storage, forming_room, limits, pushed_bytes
+from nullbayes.limits import OutOfMemory, RowCosts, Storage, attempt, forming_room, limits, pushed_bytes
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
 from nullbayes.linalg.pieces import Piece, normal_flops
@@ -72,6 +74,7 @@ class JacobianRows(Rows):
         few = examples.read(0, min(3, len(examples)))
         self._layers = RowBuilder(network, function, *few)
         self._row_bytes = max(1, sum(piece.costs().n_bytes for piece in self._layers.example_pieces))  # per example
+        self._at_once = len(examples)  # as many as were ever formed together without running out of memory
         self._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
         probed, block = self._layers.probe(*few)
         compare_modes(network, probed, *few, block, needed=storage == "matrix_free")
@@ -193,10 +196,9 @@ class JacobianRows(Rows):
         """Form the rows of a range of examples, as many at a time as fit in ``room`` bytes."""
         whole: list[Piece] = []
         route = self._layers.route
-        most = max(1, room // self._layers.example_bytes)
+        most = max(1, min(self._at_once, room // self._layers.example_bytes))
         even = -(-(last - first) // -(-(last - first) // most))  # a small remainder would cost as much as a whole chunk
-        for start, stop in self.examples.ranges(even, first, last):
-            part = self._pieces(start, stop)
+        for start, stop, part in self._parts(self.examples.ranges(even, first, last)):
             if whole and self._layers.route != route:  # the first chunks were formed by another
                 return self._form(first, last, room, half=half, place=place)
             check_rows(self.examples, start, stop, [tensor for piece in part for tensor in piece.tensors()])
@@ -208,6 +210,24 @@ class JacobianRows(Rows):
             for target, piece in zip(whole, part, strict=True):
                 target.take(rows).fill(piece)
         return tuple(whole)
+
+    def _parts(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int, list[Piece]]]:
+        """Form rows range by range; a range for which memory is too small is halved, and so are those of later passes.
+
+        What a network needs inside, before the layers whose parameters vary, is not known in advance.
+        """
+        left = deque(ranges)
+        while left:
+            start, stop = left.popleft()
+            found = attempt(partial(self._pieces, start, stop))
+            if not isinstance(found, OutOfMemory):
+                yield start, stop, found
+                del found
+            elif stop - start == 1:
+                raise found.error
+            else:
+                self._at_once = half = (stop - start) // 2
+                left.extendleft([(start + half, stop), (start, start + half)])
 
     def product_examples(self, n_vectors: int) -> int:
         """Return how many examples to multiply with ``n_vectors`` vectors at a time."""
