@@ -1,0 +1,63 @@
+"""Rows that are spread over processes multiply, and are projected on, as one matrix."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from nullbayes.testing import kernel_projector
+from support.joint_work import MATRICES, noise_for, products, projections
+from support.projector_table import CASES, PROJECTORS, stalls
+from support.together import together
+
+
+@cache
+def solved(n: int) -> list[Any]:
+    return together(projections, n)
+
+
+def test_products_are_those_of_the_whole_matrix_in_every_process() -> None:
+    for found in together(products, 2):
+        for name in (*MATRICES, "single_row"):  # of a single row one process has nothing
+            a = CASES[name].matrix
+            vectors, lengths = noise_for(a), a.norm(dim=1)
+            unit = torch.where(lengths > 0, 1.0 / lengths.clamp_min(1e-300), 0.0)[:, None] * a
+            expected = {
+                "mv": vectors @ a.T,
+                "rmv": vectors @ a.T @ a,
+                "norms": (vectors @ a.T).norm(dim=1),
+                "lengths": lengths,
+                "gram": a @ a.T,
+                "dense": a,
+                "normal": unit.T @ unit,
+            }
+            for what, dense in expected.items():
+                torch.testing.assert_close(found[f"{name} {what}"], dense, msg=f"{name} {what}")
+
+
+@pytest.mark.parametrize("name", PROJECTORS)
+def test_projection_by_two_processes_is_the_dense_one(name: str) -> None:
+    check(name, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PROJECTORS if "Alternating" not in name])  # four times as slow
+def test_projection_by_four_processes_is_the_dense_one(name: str) -> None:
+    check(name, 4)
+
+
+def check(name: str, n: int) -> None:
+    for found in solved(n):
+        for case in MATRICES:
+            directions, converged = found[name, case]
+            noise = noise_for(CASES[case].matrix)
+            if stalls(name, case) or "truncated" in name:
+                continue
+            expected = noise @ kernel_projector(CASES[case].matrix)
+            assert converged.all(), case
+            torch.testing.assert_close(directions, expected, rtol=0.0, atol=1e-6, msg=f"{name} {case}")
+        first = solved(n)[0]
+        assert all(torch.equal(found[key][0], first[key][0]) for key in first), "processes differ"

@@ -1,0 +1,65 @@
+"""What the processes of tests/distributed do."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nullbayes as nb
+from nullbayes.distributed import Group, resolve
+from nullbayes.linalg.joint import JointRows
+from nullbayes.linalg.normal import normal_matrix
+from support.drawing import randn
+from support.projector_table import CASES, PROJECTORS, S
+
+MATRICES = ("full_rank", "zero_rows", "tall_rank_deficient")
+EDGES = {2: (0.0, 0.35, 1.0), 4: (0.0, 0.2, 0.45, 0.7, 1.0)}  # shares of the rows: processes have unequal parts
+
+
+def noise_for(matrix: Tensor) -> Tensor:
+    return randn(S, matrix.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def spread(matrix: Tensor, block_rows: int, group: Group) -> JointRows:
+    start, stop = (round(share * len(matrix)) for share in EDGES[group.size][group.rank :][:2])
+    own = nb.DenseRows(matrix[start : max(stop, start + 1)] if start < len(matrix) else matrix[:1], block_rows)
+    own.n_rows = stop - start  # which may be none
+    return JointRows(own, group)
+
+
+def products(rank: int) -> dict[str, Tensor]:
+    group, found = resolve("data"), {}
+    for name in (*MATRICES, "single_row"):
+        case = CASES[name]
+        rows = spread(case.matrix, 3, group)
+        vectors = noise_for(case.matrix)
+        found |= {
+            f"{name} mv": rows.mv(vectors),
+            f"{name} rmv": rows.rmv(rows.mv(vectors)),
+            f"{name} norms": rows.norms(vectors),
+            f"{name} lengths": rows.lengths(),
+            f"{name} gram": rows.gram(torch.float64),
+            f"{name} dense": rows.dense(),
+            f"{name} normal": normal_matrix(rows, rows.unit_scale()),
+        }
+    return found
+
+
+def projections(rank: int) -> dict[tuple[str, str], tuple[Tensor, Any]]:
+    group, found = resolve("data"), {}
+    for case_name in MATRICES:
+        case = CASES[case_name]
+        rows = spread(case.matrix, case.block_rows or 3, group)
+        noise = noise_for(case.matrix)
+        for name, make in PROJECTORS.items():
+            if group.size > 2 and "Alternating" in name:
+                continue
+            projector = make(1e-8)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                projection = projector.apply(projector.prepare(rows), noise)
+            found[name, case_name] = projection.directions, projection.info.converged
+    return found
