@@ -270,7 +270,9 @@ def _everyone(timeout: float) -> Group:
     if world not in _groups:
         _groups.clear()
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
-        alone = Group(dist.get_rank(), dist.get_world_size(), 1, control, world if "nccl" in dist.get_backend() else None)
+        alone = Group(
+            dist.get_rank(), dist.get_world_size(), 1, control, world if "nccl" in dist.get_backend() else None
+        )
         hosts = alone.gather(socket.gethostname())
         neighbours = hosts.count(hosts[alone.rank])
         _groups[world] = Group(alone.rank, alone.size, neighbours, control, alone.nccl)

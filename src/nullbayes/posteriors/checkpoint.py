@@ -6,6 +6,7 @@ the data, and every setting that the result depends on. No other fit can continu
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from nullbayes import io
+from nullbayes.distributed import ALONE, Group
 from nullbayes.errors import FileError, warn
 from nullbayes.hashing import fingerprint
 from nullbayes.posteriors.header import Count, check_fields, fields_of
@@ -54,11 +56,12 @@ class Checkpoint:
     """The file of a fit, for the time of a ``with`` block; a ``Store`` of the projector's iteration.
 
     The file stays when the fit is killed, interrupted, or fails after its first sweep. It is removed when the fit has
-    finished. If the first writing fails, before any work, that is an error; later it is a warning.
+    finished. If the first writing fails, before any work, that is an error; later it is a warning. Of the processes of
+    a ``group``, the first reads and writes the file.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], group: Group = ALONE) -> None:
+        self._path, self._group = Path(path), group
         self._header: dict[str, Any] = {}
         self._ours = self._written = self._swept = self._interrupted = False
         self._next = 0.0
@@ -77,6 +80,9 @@ class Checkpoint:
 
         ``seed`` is that of the generator that the user passed, if any.
         """
+        return self._group.first(lambda: self._stored(request, seed))
+
+    def _stored(self, request: FitRequest, seed: int | None) -> tuple[int, Memory] | None:
         if not self._path.is_file():
             return None
         _, header = self._read()
@@ -91,6 +97,8 @@ class Checkpoint:
         problem["plan"] = list(plan.key)
         problem["noise"] = "N(0, I)" if noise is None else fingerprint([("noise", noise)])
         self._header = {"kind": KIND, "problem": problem, "seed": seed, "memory": _memory(plan)}
+        if self._group.rank:
+            return
         if self._path.is_file():
             tensors, header = self._read()
             self._compare(problem, header["problem"])
@@ -107,12 +115,29 @@ class Checkpoint:
         if self._header["problem"]["plan"] == list(plan.key):
             return
         self._header["problem"]["plan"], self._header["memory"] = list(plan.key), _memory(plan)
-        if isinstance(plan.projector, Iterative):
+        if isinstance(plan.projector, Iterative) and self._group.rank == 0:
             self._write({})
             self._ours, self._swept = True, False
 
+    def part(self, number: int) -> Checkpoint:
+        """Return the file of some of the samples, which one process projects; it lies beside this one."""
+        other = Checkpoint(f"{self._path}.{number}")
+        other._header = {**self._header, "problem": {**self._header["problem"], "part": number}}
+        other._ours, other._next = True, time.monotonic() + _EVERY
+        if other._path.is_file():
+            with contextlib.suppress(FileError):  # that of an earlier plan, say, is written anew
+                tensors, header = other._read()
+                other._swept = header["problem"] == other._header["problem"] and bool(tensors)
+        return other
+
     def load(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the state in the file, or the given state if there is none yet."""
+        if self._group.size == 1:
+            return self._load(state)
+        found = self._group.first(lambda: {name: tensor.cpu() for name, tensor in self._load(state).items()})
+        return {name: tensor.to(state[name].device, copy=True) for name, tensor in found.items()}
+
+    def _load(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if not self._swept:
             return state
         stored = self._read()[0]
@@ -127,6 +152,8 @@ class Checkpoint:
     def save(self, state: Mapping[str, Tensor], *, interrupted: bool = False) -> None:
         """Write the state if enough time has passed, and in any case after an interruption."""
         start = time.monotonic()
+        if self._group.rank:
+            return
         if not (interrupted or start >= self._next):
             return
         self._interrupted = interrupted

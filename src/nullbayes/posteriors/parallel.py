@@ -1,0 +1,109 @@
+"""Samples that are shared among processes, and what is gathered of them."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nullbayes.distributed import Group, resolve
+from nullbayes.errors import NullBayesWarning
+from nullbayes.posteriors.checkpoint import Checkpoint
+from nullbayes.posteriors.measure import Prepared
+from nullbayes.posteriors.progress import Meter, Progress
+from nullbayes.projectors import Info, Outcome, Projection
+from nullbayes.projectors.stopping import mean_and_error
+
+TOGETHER = 8  # samples that are projected in one go, whatever the number of processes, so that they are the same bits
+
+
+def project(prepared: Prepared, noise: Tensor, bar: Progress, store: Checkpoint | None) -> Projection:  # (S, P)
+    """Project noise; where processes share the samples, each projects some of them, and all get all.
+
+    Products with more vectors at a time may differ in their last bits. So samples are projected in groups that depend
+    on nothing but their numbers.
+    """
+    projector, state, group = prepared.plan.projector, prepared.state, prepared.request.samples
+    if group is None:
+        return projector.apply(state, noise, callback=bar.sweeps(projector.rtol), store=store)
+    parts, found = noise.split(TOGETHER), dict[int, Projection]()
+    for i in range(group.rank, len(parts), group.size):
+        own = None if store is None else store.part(i)
+        with contextlib.nullcontext() if own is None else own:
+            found[i] = projector.apply(state, parts[i], callback=bar.sweeps(projector.rtol), store=own)
+            if found[i].info.outcome is Outcome.INTERRUPTED:
+                raise KeyboardInterrupt
+    infos = group.gather({i: _on_host(projection.info) for i, projection in found.items()})
+    every = {i: info for some in infos for i, info in some.items()}
+    device, dtype = prepared.rows.device, prepared.rows.dtype
+    directions = [
+        group.send(found[i].directions if i in found else part.to(device, dtype), i % group.size)
+        for i, part in enumerate(parts)
+    ]
+    return Projection(torch.cat(directions), joined([every[i] for i in range(len(parts))], noise.shape[1]))
+
+
+def joined(infos: Sequence[Info], n_parameters: int) -> Info:
+    """Return one account of samples that were projected one group after the other."""
+    first = infos[0]
+    together: dict[str, Any] = {
+        field.name: torch.cat([getattr(info, field.name) for info in infos])
+        for field in fields(first)
+        if isinstance(getattr(first, field.name), Tensor)
+    }
+    dimension, error = mean_and_error(together["traces"], n_parameters)
+    if first.rank is not None:
+        dimension, error = first.kernel_dimension, first.kernel_dimension_stderr
+    return replace(
+        first,
+        **together,
+        outcome=next((info.outcome for info in infos if info.outcome is not Outcome.CONVERGED), Outcome.CONVERGED),
+        sweeps=max(info.sweeps for info in infos),
+        kernel_dimension=dimension,
+        kernel_dimension_stderr=error,
+    )
+
+
+def _on_host(info: Info) -> Info:
+    moved: dict[str, Any] = {name: value.cpu() for name, value in vars(info).items() if isinstance(value, Tensor)}
+    return replace(info, **moved)
+
+
+def slowest(group: Group, meter: Meter) -> tuple[dict[str, float], int | None]:
+    """Return the seconds per phase and the peak of memory, each of the process that needed most."""
+    every = group.gather((meter.seconds, meter.peak()))
+    seconds = {name: max(seconds.get(name, 0.0) for seconds, _ in every) for name in meter.seconds}
+    return seconds, max((peak for _, peak in every if peak is not None), default=None)
+
+
+@contextlib.contextmanager
+def one_voice(group: Group) -> Iterator[None]:
+    """Let only the first process warn, and let all fail if one fails."""
+    if group.size == 1:
+        yield
+        return
+    with warnings.catch_warnings(), group.together():
+        if group.rank:
+            warnings.simplefilter("ignore", NullBayesWarning)
+        yield
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the processes of a fit share: the training data, the samples, or nothing."""
+
+    what: str | None
+    group: Group
+
+
+@contextlib.contextmanager
+def working(parallel: str | None, device: torch.device, *, show: bool) -> Iterator[tuple[Shared, Progress, Meter]]:
+    """Join the processes of a fit, and let the first of them show its progress."""
+    group = resolve(parallel)
+    with one_voice(group), Progress(show=show and group.rank == 0) as bar:
+        yield Shared(parallel, group), bar, Meter(device, bar.phase)

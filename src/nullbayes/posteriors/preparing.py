@@ -1,0 +1,99 @@
+"""Training data opened for a fit, and opened again to build rows and projector of a posterior that has samples.
+
+``prepare`` is a method of a posterior.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, TypeVar
+
+from nullbayes.errors import DataError
+from nullbayes.jacobian.rows import JacobianRows
+from nullbayes.jacobian.sharding import Shard
+from nullbayes.likelihoods import Likelihood
+from nullbayes.posteriors.fitting import build
+from nullbayes.posteriors.measured import Measured
+from nullbayes.posteriors.parallel import Shared
+from nullbayes.posteriors.plan import FitRequest, make_plan, within_memory
+from nullbayes.posteriors.progress import Meter
+from nullbayes.posteriors.sigma import with_noise
+from nullbayes.projectors import Projector
+
+P = TypeVar("P")
+RowKind = partial[JacobianRows]  # of a network and a batch_fn: (data, likelihood) -> rows
+
+
+def request(
+    kind: RowKind,
+    data: Any,
+    likelihood: Likelihood,
+    shared: Shared,
+    n_samples: int,
+    projector: str | Projector,
+    tolerance: float,
+    memory_limit: int | str | None,
+) -> FitRequest:
+    """Open the training data of a fit, or this process's part of them, and ask for samples."""
+    if shared.what == "data" and shared.group.size > 1:
+        network, batch_fn = kind.args[0], kind.keywords["batch_fn"]
+        data = Shard(data, batch_fn, network.device, shared.group, dtype=network.dtype)
+    rows = open_rows(kind, data, likelihood)
+    samples = shared.group if shared.what == "samples" else None
+    return FitRequest(rows, n_samples, projector, tolerance, memory_limit, samples)
+
+
+def open_rows(kind: RowKind, data: Any, likelihood: Likelihood) -> JacobianRows:
+    """Open the training data, and estimate the noise of a regression where it was not given."""
+    rows = kind(data, likelihood)
+    if rows.likelihood.name == "regression":
+        noisy = with_noise(likelihood, rows)
+        rows = rows if noisy is rows.likelihood else kind(rows.examples, noisy)
+    return rows
+
+
+def prepare(
+    self: P,
+    loader: Any,
+    targets: Any = None,
+    *,
+    projector: str | Projector = "auto",
+    tolerance: float | None = None,
+    memory_limit: int | str | None = None,
+) -> P:
+    """Build rows and projector again, for ``extend`` and exact variances after ``load``, a copy or ``release``.
+
+    Parameters
+    ----------
+    loader, targets : iterable of batches, or inputs and targets
+        The training data of the fit, in the same order. Other data are refused.
+    projector, memory_limit
+        As for :meth:`fit`.
+    tolerance : float, optional
+        By default that of the fit.
+
+    Returns
+    -------
+    ProjectedPosterior
+        The posterior itself; its samples do not change.
+    """
+    posterior: Any = self
+    measured, data = posterior._need_measured(), loader if targets is None else (loader, targets)
+    posterior._network.check_unchanged()
+    rows = open_rows(posterior._kind(), data, posterior._likelihood)
+    check_same_data(rows, measured)
+    posterior.release()._likelihood = rows.likelihood
+    tolerance = measured.tolerance if tolerance is None else tolerance
+    asked, meter = FitRequest(rows, posterior.n_samples, projector, tolerance, memory_limit), Meter(rows.device)
+    posterior._prepared = within_memory(asked, make_plan(asked), lambda plan: build(asked, plan, meter))
+    return self
+
+
+def check_same_data(rows: JacobianRows, measured: Measured) -> None:
+    """Refuse the rows of other data than a posterior was fitted to."""
+    if rows.n_rows != measured.n_rows:
+        msg = f"The posterior was fitted to {measured.n_rows} rows, these data have {rows.n_rows}: pass those again."
+        raise DataError(msg)
+    if rows.examples.fingerprint() != measured.data:
+        msg = "These are other data than the posterior was fitted to: pass those again, in the same order."
+        raise DataError(msg)
