@@ -19,7 +19,7 @@ FEWER_LINES = {"posteriors": 250}
 
 ROOT = "nullbayes"  # `import nullbayes`, and the names that its __init__ gives out
 _BELOW_POSTERIORS = {
-    "decisions", "errors", "hashing", "io", "jacobian", "likelihoods", "limits", "linalg", "precision", "predictive",
+    "decisions", "distributed", "errors", "hashing", "io", "jacobian", "likelihoods", "limits", "linalg", "precision", "predictive",
     "priors", "projectors",
 }  # fmt: skip
 
@@ -28,20 +28,21 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "hashing": set(),
     "limits": set(),
+    "distributed": {"errors", "limits"},
     "torch_internals": set(),
     "precision": {"torch_internals"},
     "metrics": set(),
     "testing": set(),
     "likelihoods": {"errors"},
-    "linalg": {"errors", "limits", "precision"},
+    "linalg": {"distributed", "errors", "limits", "precision"},
     "projectors": {"errors", "limits", "linalg", "precision"},
-    "jacobian": {"errors", "hashing", "likelihoods", "limits", "linalg", "precision", "torch_internals"},
+    "jacobian": {"distributed", "errors", "hashing", "likelihoods", "limits", "linalg", "precision", "torch_internals"},
     "io": {"errors", "hashing"},
     "priors": {"errors", "linalg"},
     "predictive": {"errors", "jacobian", "likelihoods", "limits"},
     "decisions": {"errors", "hashing", "jacobian", "likelihoods", "limits", "metrics", "precision", "predictive"},
     "posteriors": _BELOW_POSTERIORS,
-    "baselines": (_BELOW_POSTERIORS - {"hashing", "io", "projectors"}) | {"posteriors"},
+    "baselines": (_BELOW_POSTERIORS - {"distributed", "hashing", "io", "projectors"}) | {"posteriors"},
     "detectors": {"baselines", "errors", "jacobian", "likelihoods", "linalg", "precision", "predictive"},
     "evaluation": {"decisions", "errors", "jacobian", "likelihoods", "metrics", "posteriors", "predictive"},
     ROOT: (_BELOW_POSTERIORS | {"baselines", "detectors", "evaluation", "metrics", "posteriors"})

@@ -32,6 +32,7 @@ from nullbayes.jacobian.batches import (
 )
 from nullbayes.jacobian.loaders import RECIPE, Batch, Stream, as_loader, batch_bytes, check_order, numbered
 from nullbayes.limits import free_memory
+from nullbayes.linalg.rows import Rows
 
 _PROBED_BATCHES = 2  # read twice at the start: a shuffled or augmented batch differs almost certainly
 _KEPT_ON_DEVICE = 2**31  # bytes of data that may be kept on the device
@@ -118,6 +119,10 @@ class Examples:
     def parts(self, numbers: Sequence[int]) -> list[list[int]]:
         """Return which of some examples, by their ascending numbers, each process has."""
         return [list(numbers)]
+
+    def joined(self, rows: Rows) -> Rows:
+        """Return the rows of the examples of all processes, given those of this one."""
+        return rows
 
     def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
         """Return copies of the inputs and targets of examples ``start`` to ``stop`` on the device, after a comparison.
@@ -286,6 +291,10 @@ class _Chosen(Examples):
             lambda leaf: leaf.clone(), (take_examples(x, start, stop), y[start:stop])
         )
         return moved
+
+    def joined(self, rows: Rows) -> Rows:
+        """Return the rows of the chosen examples of all processes."""
+        return self._whole.joined(rows)
 
     def name(self, examples: Iterable[int]) -> str:
         """Describe which of all examples these are."""

@@ -19,7 +19,6 @@ from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.likelihoods import Likelihood
 from nullbayes.limits import RowCosts, Storage, forming_room, limits, pushed_bytes
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
-from nullbayes.linalg.joint import joint
 from nullbayes.linalg.matrix_free import ProductBlock
 from nullbayes.linalg.pieces import Piece, normal_flops
 from nullbayes.linalg.rows import Block, Rows
@@ -146,7 +145,7 @@ class JacobianRows(Rows):
             formed.storage = storage
         else:
             own = self.keep(half=storage == "half", host=storage == "host")
-        return joint(own, self.examples.group)
+        return self.examples.joined(own)
 
     def on(self, examples: Examples) -> JacobianRows:
         """Return the rows of some of the examples, without looking at network and data again."""

@@ -17,6 +17,8 @@ from nullbayes.hashing import fingerprint
 from nullbayes.jacobian.batches import BatchFn, take_examples
 from nullbayes.jacobian.data import IN_ORDER, Examples
 from nullbayes.jacobian.loaders import as_loader, check_order, numbered, remade, sampler_of
+from nullbayes.linalg.joint import JointRows
+from nullbayes.linalg.rows import Rows
 
 
 class Shard(Examples):
@@ -62,6 +64,10 @@ class Shard(Examples):
         return [
             [number - self._edges[i] for number in numbers[a:b]] for i, (a, b) in enumerate(itertools.pairwise(ends))
         ]
+
+    def joined(self, rows: Rows) -> Rows:
+        """Return the rows of all processes as one matrix."""
+        return JointRows(rows, self.group)
 
     def fingerprint(self) -> str:
         """Return a hash of the data of all processes: that of the same data in one process."""

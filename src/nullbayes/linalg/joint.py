@@ -123,8 +123,3 @@ class JointRows(Rows):
     def rows_per_normal_pass(self) -> int:
         """Rows to read at a time while the normal matrix is summed."""
         return self.own.rows_per_normal_pass if self.own.n_rows else 1
-
-
-def joint(own: Rows, group: Group) -> Rows:
-    """Return the rows of all processes; those of this process, if it is alone."""
-    return own if group.size == 1 else JointRows(own, group)

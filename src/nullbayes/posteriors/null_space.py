@@ -17,7 +17,7 @@ from nullbayes.posteriors import extending, fitting, preparing, variances
 from nullbayes.posteriors.arguments import Base, data_and_count, lost
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.measured import REPORT, Measured, from_header
-from nullbayes.posteriors.parallel import working
+from nullbayes.posteriors.parallel import RowKind, request, working
 from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.precision import full_precision
 from nullbayes.projectors import Projector
@@ -107,9 +107,7 @@ class NullSpacePosterior(SamplePosterior):
         rtol = self._tolerance if tolerance is None else tolerance
         with working(parallel, self._network.device, show=progress) as (shared, bar, meter):
             self._prepared, fitted = fitting.fit(
-                lambda: preparing.request(
-                    self._kind(), data, self._asked, shared, n_samples, projector, rtol, memory_limit
-                ),
+                lambda: request(self._kind(), data, self._asked, shared, n_samples, projector, rtol, memory_limit),
                 base,
                 generator,
                 checkpoint,
@@ -125,7 +123,7 @@ class NullSpacePosterior(SamplePosterior):
             warn_of(self.report, self._underfit_advice)
         return self
 
-    def _kind(self) -> preparing.RowKind:
+    def _kind(self) -> RowKind:
         return partial(self._row_kind, self._network, batch_fn=self._batch_fn, **self._row_options)
 
     def _take(self, fitted: fitting.Fitted) -> None:

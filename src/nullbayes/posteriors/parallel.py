@@ -1,4 +1,4 @@
-"""Samples that are shared among processes, and what is gathered of them."""
+"""What the processes of a fit share: the training data or the samples; a process by itself shares nothing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,12 +14,18 @@ from torch import Tensor
 
 from nullbayes.distributed import Group, resolve
 from nullbayes.errors import NullBayesWarning
+from nullbayes.jacobian.rows import JacobianRows
+from nullbayes.jacobian.sharding import Shard
+from nullbayes.likelihoods import Likelihood
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.measure import Prepared
+from nullbayes.posteriors.plan import FitRequest
 from nullbayes.posteriors.progress import Meter, Progress
-from nullbayes.projectors import Info, Outcome, Projection
+from nullbayes.posteriors.sigma import with_noise
+from nullbayes.projectors import Info, Outcome, Projection, Projector
 from nullbayes.projectors.stopping import mean_and_error
 
+RowKind = partial[JacobianRows]  # of a network and a batch_fn: (data, likelihood) -> rows
 TOGETHER = 8  # samples that are projected in one go, whatever the number of processes, so that they are the same bits
 
 
@@ -107,3 +114,31 @@ def working(parallel: str | None, device: torch.device, *, show: bool) -> Iterat
     group = resolve(parallel)
     with one_voice(group), Progress(show=show and group.rank == 0) as bar:
         yield Shared(parallel, group), bar, Meter(device, bar.phase)
+
+
+def request(
+    kind: RowKind,
+    data: Any,
+    likelihood: Likelihood,
+    shared: Shared,
+    n_samples: int,
+    projector: str | Projector,
+    tolerance: float,
+    memory_limit: int | str | None,
+) -> FitRequest:
+    """Open the training data of a fit, or this process's part of them, and ask for samples."""
+    if shared.what == "data" and shared.group.size > 1:
+        network, batch_fn = kind.args[0], kind.keywords["batch_fn"]
+        data = Shard(data, batch_fn, network.device, shared.group, dtype=network.dtype)
+    rows = open_rows(kind, data, likelihood)
+    samples = shared.group if shared.what == "samples" else None
+    return FitRequest(rows, n_samples, projector, tolerance, memory_limit, samples)
+
+
+def open_rows(kind: RowKind, data: Any, likelihood: Likelihood) -> JacobianRows:
+    """Open the training data, and estimate the noise of a regression where it was not given."""
+    rows = kind(data, likelihood)
+    if rows.likelihood.name == "regression":
+        noisy = with_noise(likelihood, rows)
+        rows = rows if noisy is rows.likelihood else kind(rows.examples, noisy)
+    return rows

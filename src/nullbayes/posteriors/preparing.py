@@ -1,55 +1,19 @@
-"""Training data opened for a fit, and opened again to build rows and projector of a posterior that has samples.
-
-``prepare`` is a method of a posterior.
-"""
+"""Training data opened again, to build rows and projector of a posterior that has samples: a method of a posterior."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, TypeVar
 
 from nullbayes.errors import DataError
 from nullbayes.jacobian.rows import JacobianRows
-from nullbayes.jacobian.sharding import Shard
-from nullbayes.likelihoods import Likelihood
 from nullbayes.posteriors.fitting import build
 from nullbayes.posteriors.measured import Measured
-from nullbayes.posteriors.parallel import Shared
+from nullbayes.posteriors.parallel import open_rows
 from nullbayes.posteriors.plan import FitRequest, make_plan, within_memory
 from nullbayes.posteriors.progress import Meter
-from nullbayes.posteriors.sigma import with_noise
 from nullbayes.projectors import Projector
 
 P = TypeVar("P")
-RowKind = partial[JacobianRows]  # of a network and a batch_fn: (data, likelihood) -> rows
-
-
-def request(
-    kind: RowKind,
-    data: Any,
-    likelihood: Likelihood,
-    shared: Shared,
-    n_samples: int,
-    projector: str | Projector,
-    tolerance: float,
-    memory_limit: int | str | None,
-) -> FitRequest:
-    """Open the training data of a fit, or this process's part of them, and ask for samples."""
-    if shared.what == "data" and shared.group.size > 1:
-        network, batch_fn = kind.args[0], kind.keywords["batch_fn"]
-        data = Shard(data, batch_fn, network.device, shared.group, dtype=network.dtype)
-    rows = open_rows(kind, data, likelihood)
-    samples = shared.group if shared.what == "samples" else None
-    return FitRequest(rows, n_samples, projector, tolerance, memory_limit, samples)
-
-
-def open_rows(kind: RowKind, data: Any, likelihood: Likelihood) -> JacobianRows:
-    """Open the training data, and estimate the noise of a regression where it was not given."""
-    rows = kind(data, likelihood)
-    if rows.likelihood.name == "regression":
-        noisy = with_noise(likelihood, rows)
-        rows = rows if noisy is rows.likelihood else kind(rows.examples, noisy)
-    return rows
 
 
 def prepare(
