@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nullbayes import errors
-from nullbayes.errors import DistributedError, NullBayesError, SettingsError
+from nullbayes.errors import DistributedError, NullBayesError, ProcessLostError, SettingsError
 from nullbayes.limits import is_out_of_memory
 
 T = TypeVar("T")
@@ -207,7 +207,7 @@ def _noticing() -> Iterator[None]:
             "Another process of this run no longer answers: it was killed, or the connection to it broke. Start the "
             f"run again; with checkpoint=... it continues where it was. ({said[0] if said else type(error).__name__})"
         )
-        raise _mark(DistributedError(msg)) from error
+        raise _mark(ProcessLostError(msg)) from error
 
 
 def init(*, timeout: float = 3600.0 * _HOURS) -> Group:

@@ -101,7 +101,10 @@ def _refused(error: Exception, code: int) -> int:
     """Say in one line what went wrong."""
     known = isinstance(error, OSError) or type(error).__module__.startswith("nullbayes.")  # whose messages are ours
     text = first_line(error) if known else f"{type(error).__name__}: {first_line(error)} (--debug shows where)"
-    Console().say(f"nullbayes: {text}")
+    if isinstance(error, nb.errors.ProcessLostError):  # perhaps the first process, which speaks for all others
+        print(f"nullbayes: {text}", file=sys.stderr, flush=True)
+    else:
+        Console().say(f"nullbayes: {text}")
     return code
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 from nullbayes.distributed import Group
 from nullbayes.errors import DataError
 from nullbayes.hashing import fingerprint
-from nullbayes.jacobian.batches import BatchFn, take_examples
+from nullbayes.jacobian.batches import BatchFn, as_tensors, is_array, n_examples, take_examples
 from nullbayes.jacobian.data import IN_ORDER, Examples
 from nullbayes.jacobian.loaders import as_loader, check_order, numbered, remade, sampler_of
 from nullbayes.linalg.joint import JointRows
@@ -140,3 +141,30 @@ class _EveryNth:
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(self._loader, self._rank, None, self._n)
+
+
+def own_inputs(x: Any, group: Group, dtype: torch.dtype) -> tuple[Any, bool]:
+    """Return the inputs that this process predicts, and whether the processes take turns at them.
+
+    Without turns, each process has consecutive inputs.
+    """
+    if is_array(x) or isinstance(x, (tuple, Mapping)):
+        tensors = as_tensors(x, dtype)
+        n = n_examples(tensors)
+        _check_enough(n, group.size, "inputs")
+        start, stop = (n * i // group.size for i in (group.rank, group.rank + 1))
+        return take_examples(tensors, start, stop), False
+    part = own_part(x, group, dtype)
+    if isinstance(part, _EveryNth):
+        msg = 'parallel="data" needs inputs that can be counted: pass a tensor, a list of batches, or a DataLoader.'
+        raise DataError(msg)
+    return part, isinstance(x, DataLoader) and isinstance(sampler_of(x), DistributedSampler)
+
+
+def in_order(group: Group, part: Tensor, dim: int, *, turns: bool) -> Tensor:
+    """Return the answers for all inputs, given those of this process along ``dim``."""
+    whole = group.join(part, dim)
+    if not turns:
+        return whole
+    ordered: Tensor = whole.unflatten(dim, (group.size, -1)).transpose(dim, dim + 1).flatten(dim, dim + 1)
+    return ordered
