@@ -1,8 +1,9 @@
 """Several processes that fit one posterior together, over torch.distributed: who they are, and what they exchange.
 
 A :class:`Group` adds up tensors, collects values, and lets the first process decide for all. Before every exchange the
-processes shake hands: each says what it is about to do, in two numbers, over gloo. So an error of one process is raised
-by all of them, with its message, and a process that was killed is noticed at the next handshake, on GPUs as well.
+processes shake hands: each says which line of the library it is at, and how much it sends, over gloo. So an error of
+one process is raised by all of them, with its message, and a process that was killed is noticed at the next handshake,
+on GPUs as well.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -24,7 +28,7 @@ from nullbayes.errors import DistributedError, NullBayesError, ProcessLostError,
 from nullbayes.limits import is_out_of_memory
 
 T = TypeVar("T")
-_FAILED, _DONE, _SUM, _GATHER, _JOIN, _SEND = range(6)  # what a process says in a handshake
+_FAILED = 0  # what a process says in a handshake, if it does not say which line comes next
 _HOURS = 12  # that a process may take to its next handshake; one that was killed is noticed at once
 _TOLD = "_nullbayes_told"  # attribute of an error that every process knows of
 
@@ -59,7 +63,7 @@ class Group:
         """Return the sum of a tensor over all processes, to all of them; shapes are equal."""
         if self.size == 1:
             return tensor
-        self._shake_hands(_SUM, tensor.numel())
+        self._shake_hands(tensor.numel())
         total, channel = self._sendable(tensor)
         with _noticing():
             dist.all_reduce(total, group=channel)
@@ -74,7 +78,7 @@ class Group:
         padded = moved.new_zeros(max(sizes), *moved.shape[1:])
         padded[: len(moved)] = moved
         padded, channel = self._sendable(padded)
-        self._shake_hands(_JOIN, padded.numel())
+        self._shake_hands(padded.numel())
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         with _noticing():
             dist.all_gather(parts, padded, group=channel)
@@ -85,7 +89,7 @@ class Group:
         """Return the tensor of one process, to all of them; shapes are equal."""
         if self.size == 1:
             return tensor
-        self._shake_hands(_SEND, tensor.numel())
+        self._shake_hands(tensor.numel())
         sent, channel = self._sendable(tensor)
         with _noticing():
             dist.broadcast(sent, src=dist.get_global_rank(channel, rank) if channel else rank, group=channel)
@@ -95,7 +99,7 @@ class Group:
         """Return the values of all processes, to all of them: any that can be pickled, in order of rank."""
         if self.size == 1:
             return [value]
-        self._shake_hands(_GATHER, 0)
+        self._shake_hands()
         return self._gathered(value)
 
     def first(self, work: Callable[[], T]) -> T:
@@ -123,16 +127,16 @@ class Group:
                     self._tell(error)
                 _mark(error)
             raise
-        self._shake_hands(_DONE, 0)
+        self._shake_hands()
 
     def _tell(self, error: BaseException) -> None:
         self._exchange(_FAILED, 0)
         self._gathered(_Failure.of(error))
 
-    def _shake_hands(self, action: int, size: int) -> None:
+    def _shake_hands(self, size: int = 0) -> None:
         """Tell the others what comes next; raise their error, or one that says that they are out of step."""
-        said = self._exchange(action, size)
-        if any(other == _FAILED for other, _ in said):
+        said = self._exchange(_place(), size)
+        if any(place == _FAILED for place, _ in said):
             failures = self._gathered(None)
             rank, failure = next((i, one) for i, one in enumerate(failures) if isinstance(one, _Failure))
             raise _mark(failure.error(rank))
@@ -143,12 +147,12 @@ class Group:
             )
             raise _mark(DistributedError(msg))
 
-    def _exchange(self, action: int, size: int) -> list[tuple[int, int]]:
-        mine = torch.tensor([action, size], dtype=torch.int64, device="cpu")
+    def _exchange(self, place: int, size: int) -> list[tuple[int, int]]:
+        mine = torch.tensor([place, size], dtype=torch.int64, device="cpu")
         said = [torch.empty_like(mine) for _ in range(self.size)]
         with _noticing():
             dist.all_gather(said, mine, group=self.control)
-        return [(int(action), int(size)) for action, size in said]
+        return [(int(place), int(size)) for place, size in said]
 
     def _gathered(self, value: Any) -> list[Any]:
         values: list[Any] = [None] * self.size
@@ -164,6 +168,15 @@ class Group:
 
 
 ALONE = Group()
+
+
+def _place() -> int:
+    """Return a number for the line that asks for an exchange, above zero: the same in processes that are in step."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename in (__file__, contextlib.__file__):
+        frame = frame.f_back
+    where = "" if frame is None else f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+    return 1 + zlib.crc32(where.encode())
 
 
 @dataclass(frozen=True)

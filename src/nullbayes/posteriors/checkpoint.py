@@ -123,7 +123,7 @@ class Checkpoint:
         """Return the file of some of the samples, which one process projects; it lies beside this one."""
         other = Checkpoint(f"{self._path}.{number}")
         other._header = {**self._header, "problem": {**self._header["problem"], "part": number}}
-        other._ours, other._next = True, time.monotonic() + _EVERY
+        other._ours, other._next, self._swept = True, time.monotonic() + _EVERY, True  # this one has the seed
         if other._path.is_file():
             with contextlib.suppress(FileError):  # that of an earlier plan, say, is written anew
                 tensors, header = other._read()

@@ -39,13 +39,13 @@ def project(prepared: Prepared, noise: Tensor, bar: Progress, store: Checkpoint 
     if group is None:
         return projector.apply(state, noise, callback=bar.sweeps(projector.rtol), store=store)
     parts, found = noise.split(TOGETHER), dict[int, Projection]()
-    for i in range(group.rank, len(parts), group.size):
-        own = None if store is None else store.part(i)
-        with contextlib.nullcontext() if own is None else own:
+    with contextlib.ExitStack() as files:  # which stay until all processes are done
+        for i in range(group.rank, len(parts), group.size):
+            own = None if store is None else files.enter_context(store.part(i))
             found[i] = projector.apply(state, parts[i], callback=bar.sweeps(projector.rtol), store=own)
             if found[i].info.outcome is Outcome.INTERRUPTED:
                 raise KeyboardInterrupt
-    infos = group.gather({i: _on_host(projection.info) for i, projection in found.items()})
+        infos = group.gather({i: _on_host(projection.info) for i, projection in found.items()})
     every = {i: info for some in infos for i, info in some.items()}
     device, dtype = prepared.rows.device, prepared.rows.dtype
     directions = [

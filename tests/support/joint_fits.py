@@ -1,0 +1,205 @@
+"""Fits that the processes of tests/distributed make, and that one process makes for comparison."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+import nullbayes as nb
+from nullbayes.projectors import Alternating, Krylov
+
+N, SAMPLES = 20, 18
+BLOCKS = Krylov(Alternating(block_rows=9, coarse=4), rtol=1e-8, max_sweeps=3000)
+
+
+def data(n: int = N) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64, device="cpu")
+    return x, (x[:, 0] > 0).long() + (x[:, 1] > 0.3).long()
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(5, 40), nn.Tanh(), nn.Linear(40, 3)).double().cpu()
+
+
+def posterior(kind: str, fitted_to: Any = None, **options: Any) -> nb.ProjectedPosterior:
+    """A posterior of one kind: "outputs", "losses" or "regression"."""
+    x, y = data()
+    if kind == "regression":
+        y = torch.stack([x[:, 0], x.sum(1) / 3.0, x[:, 1] * x[:, 2]], dim=1)
+    likelihood = "regression" if kind == "regression" else "classification"
+    precision = 1e6 if "projector" in options else "auto"  # a trial takes its time
+    make = nb.LossProjectedPosterior if kind == "losses" else nb.ProjectedPosterior
+    made = make(network(), likelihood, prior_precision=precision)
+    options = {"n_samples": SAMPLES, "generator": torch.Generator().manual_seed(3), "progress": False, **options}
+    return made.fit((x, y) if fitted_to is None else fitted_to, **options)
+
+
+def found(fitted: nb.ProjectedPosterior) -> dict[str, Any]:
+    """What a fit leaves behind: samples, its report, what it remembers, and an answer."""
+    report = fitted.report.to_dict()
+    del report["seconds"], report["peak_memory"]
+    assert fitted._familiar is not None
+    return {
+        "directions": fitted.directions,
+        "report": report,
+        "data": fitted._need_measured().data,
+        "features": fitted._familiar.features,
+        "sums": fitted._familiar.sums,
+        "variance": fitted.predict(2.0 * data()[0]).variance,
+    }
+
+
+def fit(rank: int, kind: str, parallel: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    return found(posterior(kind, parallel=parallel, **options))
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "outputs": ("outputs", {}),
+    "outputs in blocks": ("outputs", {"projector": BLOCKS}),
+    "losses in blocks": ("losses", {"projector": BLOCKS, "tolerance": 1e-9}),
+    "regression": ("regression", {}),
+}
+
+
+def fits(rank: int, parallel: str | None) -> dict[str, dict[str, Any]]:
+    """All fits, one after the other."""
+    made = {name: fit(rank, kind, parallel, options) for name, (kind, options) in CASES.items()}
+    if parallel == "samples":
+        extended = posterior("outputs", n_samples=10, projector=BLOCKS, parallel=parallel).extend(8)
+        made["extended"] = {"directions": extended.directions}
+    return made
+
+
+class Counted(Dataset[Any]):
+    """Examples that count how often they are read."""
+
+    def __init__(self) -> None:
+        self.pairs, self.read = TensorDataset(*data()), [0] * N
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        self.read[i] += 1
+        return self.pairs[i]
+
+
+def loaders(rank: int) -> dict[str, Any]:
+    """Fits to loaders of several kinds, and which examples each process has read."""
+    n, outcome = torch.distributed.get_world_size(), dict[str, Any]()
+    x, y = data()
+    counted = Counted()
+    outcome["DataLoader"] = posterior("outputs", DataLoader(counted, batch_size=7), parallel="data").directions
+    outcome["read"] = [i for i in range(N) if counted.read[i]]
+    divided = DistributedSampler(TensorDataset(x, y), n, rank, shuffle=False)
+    loader = DataLoader(TensorDataset(x, y), batch_size=5, sampler=divided)
+    outcome["divided"] = posterior("outputs", loader, parallel="data")
+    outcome["answers"] = nb.in_parallel(outcome["divided"].predict, loader)
+    scored = outcome["divided"].ood_score
+    outcome["scores"] = (
+        scored(2.0 * x),
+        nb.in_parallel(scored, 2.0 * x),
+        nb.in_parallel(scored, [2.0 * x[:9], 2.0 * x[9:]]),
+    )
+    outcome["divided"] = outcome["divided"].directions
+    batches = [(x[i : i + 5], y[i : i + 5]) for i in range(0, N, 5)]
+    outcome["list"] = posterior("outputs", batches, parallel="data").directions
+    outcome["stream"] = posterior("outputs", Stream(batches), parallel="data").directions
+    odd = DistributedSampler(TensorDataset(x[:-1], y[:-1]), n, rank, shuffle=False)
+    shuffled = DistributedSampler(TensorDataset(x, y), n, rank)
+    for name, sampler in (("repeats", odd), ("shuffles", shuffled)):
+        outcome[name] = refusal(
+            lambda s=sampler: posterior("outputs", DataLoader(s.dataset, sampler=s), parallel="data")
+        )  # type: ignore[misc]
+    outcome["too few"] = refusal(lambda: posterior("outputs", [(x, y)], parallel="data"))
+    return outcome
+
+
+class Stream:
+    """Batches without a length."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def refusal(work: Any) -> str:
+    try:
+        work()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def trouble(rank: int) -> dict[str, Any]:
+    """What each process raises when one of them has bad data, runs out of memory, or goes its own way."""
+    x, y = data()
+    outcome = dict[str, Any]()
+    with_nan, wide = x.clone(), [(x[:10], y[:10]), (x[10:, :4], y[10:])]
+    with_nan[-1, 0] = torch.nan  # an example of the last process
+    outcome["nan"] = refusal(lambda: posterior("outputs", (with_nan, y), parallel="data"))
+    outcome["wide"] = refusal(lambda: posterior("outputs", wide, parallel="data"))
+    outcome["bug"] = refusal(lambda: nb.in_parallel(lambda part: 1 / rank if rank == 0 else part, x))
+    outcome["after"] = posterior("outputs", parallel="data").directions  # the processes still understand each other
+    outcome["memory"] = memory(rank)
+    outcome["apart"] = refusal(lambda: posterior("outputs", parallel="data" if rank else "samples"))
+    return outcome
+
+
+def memory(rank: int) -> dict[str, Any]:
+    """A fit in which one process runs out of memory once."""
+    import nullbayes.posteriors.fitting as fitting
+
+    build, calls = fitting.build, []
+
+    def short(*arguments: Any) -> Any:
+        calls.append(1)
+        if rank == 1 and len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return build(*arguments)
+
+    fitting.build = short
+    fitted = posterior("outputs", projector=BLOCKS, parallel="data")
+    fitting.build = build
+    return {"directions": fitted.directions, "notes": fitted.report.notes, "calls": len(calls)}
+
+
+def killed(rank: int, folder: str, parallel: str) -> dict[str, Any]:
+    """A fit whose last process kills itself in its third sweep; the others say what they see, and when."""
+    from nullbayes.posteriors import checkpoint
+    from nullbayes.posteriors.progress import Progress
+
+    checkpoint._EVERY, checkpoint._SHARE = 0.0, 1e9
+    last, sweeps = torch.distributed.get_world_size() - 1, Progress.sweeps
+
+    def watched(self: Progress, tolerance: float) -> Any:
+        show = sweeps(self, tolerance)
+
+        def dying(sweep: int, residual: Tensor) -> None:
+            if rank == last and sweep >= 3:
+                Path(folder, "killed").write_text(str(time.time()))
+                os.kill(os.getpid(), signal.SIGKILL)
+            show(sweep, residual)
+
+        return dying
+
+    Progress.sweeps = watched  # type: ignore[method-assign]
+    said = refusal(lambda: posterior("outputs", projector=BLOCKS, parallel=parallel, checkpoint=f"{folder}/fit"))
+    return {"said": said, "seconds": time.time() - float(Path(folder, "killed").read_text())}
+
+
+def resumed(rank: int, folder: str, parallel: str) -> Tensor:
+    return posterior("outputs", projector=BLOCKS, parallel=parallel, checkpoint=f"{folder}/fit").directions
