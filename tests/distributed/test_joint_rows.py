@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+import nullbayes as nb
 from nullbayes.testing import kernel_projector
-from support.joint_work import MATRICES, everything, noise_for
+from support.joint_work import MATRICES, ROUGH, everything, noise_for, solve, tall
 from support.projector_table import CASES, PROJECTORS, stalls
 from support.together import together
 
@@ -36,6 +37,12 @@ def test_products_are_those_of_the_whole_matrix_in_every_process() -> None:
             }
             for what, dense in expected.items():
                 torch.testing.assert_close(found[f"{name} {what}"], dense, msg=f"{name} {what}")
+
+
+def test_the_normal_matrix_of_all_processes_is_used_as_that_of_one() -> None:
+    alone = solve(ROUGH, nb.DenseRows(tall()), tall()).directions
+    for _, found in solved(2):
+        torch.testing.assert_close(found["rough", "tall"][0], alone)
 
 
 @pytest.mark.parametrize("name", PROJECTORS)

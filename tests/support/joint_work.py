@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +11,12 @@ import nullbayes as nb
 from nullbayes.distributed import Group, resolve
 from nullbayes.linalg.joint import JointRows
 from nullbayes.linalg.normal import normal_matrix
+from nullbayes.projectors import Alternating, Krylov, Projection, Projector
 from support.drawing import randn
 from support.projector_table import CASES, PROJECTORS, S
 
 MATRICES = ("full_rank", "zero_rows", "tall_rank_deficient")
+ROUGH = Krylov(Alternating(block_rows=1000), rtol=1e-2)
 EDGES = {2: (0.0, 0.35, 1.0), 4: (0.0, 0.2, 0.45, 0.7, 1.0)}  # shares of the rows: processes have unequal parts
 
 
@@ -48,22 +49,31 @@ def products(rank: int) -> dict[str, Tensor]:
     return found
 
 
-def everything(rank: int) -> tuple[dict[str, Tensor], dict[tuple[str, str], tuple[Tensor, Any]]]:
+def everything(rank: int) -> tuple[dict[str, Tensor], dict[tuple[str, str], tuple[Tensor, Tensor]]]:
     return products(rank), projections(rank)
 
 
-def projections(rank: int) -> dict[tuple[str, str], tuple[Tensor, Any]]:
+def projections(rank: int) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
     group, found = resolve("data"), {}
     for case_name in MATRICES:
         case = CASES[case_name]
         rows = spread(case.matrix, case.block_rows or 3, group)
-        noise = noise_for(case.matrix)
-        for name, make in PROJECTORS.items():
+        for name in PROJECTORS:
             if "Alternating" in name and (group.size > 2 or case_name != "full_rank"):
                 continue  # which converges slowly
-            projector = make(1e-8)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                projection = projector.apply(projector.prepare(rows), noise)
+            projection = solve(PROJECTORS[name](1e-8), rows, case.matrix)
             found[name, case_name] = projection.directions, projection.info.converged
-    return found
+    rough = solve(ROUGH, spread(tall(), 3, group), tall())
+    return {**found, ("rough", "tall"): (rough.directions, rough.info.converged)}
+
+
+def tall() -> Tensor:
+    """More rows than columns, without a null space: what is left of noise depends on every step."""
+    decay = torch.logspace(0, -4, 20, dtype=torch.float64, device="cpu")
+    return randn(60, 20, generator=torch.Generator().manual_seed(5), dtype=torch.float64) * decay
+
+
+def solve(projector: Projector, rows: nb.Rows, matrix: Tensor) -> Projection:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return projector.apply(projector.prepare(rows), noise_for(matrix))

@@ -26,7 +26,7 @@ from nullbayes.projectors import Info, Outcome, Projection, Projector
 from nullbayes.projectors.stopping import mean_and_error
 
 RowKind = partial[JacobianRows]  # of a network and a batch_fn: (data, likelihood) -> rows
-TOGETHER = 8  # samples that are projected in one go, whatever the number of processes, so that they are the same bits
+TOGETHER = 16  # samples that are projected in one go, whatever the number of processes, so that they are the same bits
 
 
 def project(prepared: Prepared, noise: Tensor, bar: Progress, store: Checkpoint | None) -> Projection:  # (S, P)
