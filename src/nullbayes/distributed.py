@@ -8,6 +8,7 @@ on GPUs as well.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -255,6 +256,7 @@ def init(*, timeout: float = 3600.0 * _HOURS) -> Group:
         if gpus:
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
         dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=timeout))
+        atexit.register(_leave)
     return _everyone(timeout)
 
 
@@ -273,6 +275,14 @@ def resolve(parallel: str | None) -> Group:
     return _everyone(3600.0 * _HOURS)
 
 
+def _leave(channel: Any = None) -> None:
+    """Close a process group before the interpreter ends: gloo's threads abort a process that still has one."""
+    _groups.clear()
+    with contextlib.suppress(Exception):  # the user has closed it already, or another process is gone
+        if dist.is_initialized():
+            dist.destroy_process_group(channel)
+
+
 _groups: dict[Any, Group] = {}  # of the current world; its channels can be opened only by all processes together
 
 
@@ -283,6 +293,7 @@ def _everyone(timeout: float) -> Group:
     if world not in _groups:
         _groups.clear()
         control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout))
+        atexit.register(_leave, control)
         alone = Group(
             dist.get_rank(), dist.get_world_size(), 1, control, world if "nccl" in dist.get_backend() else None
         )

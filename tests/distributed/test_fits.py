@@ -72,14 +72,16 @@ def test_loaders_are_divided_and_predictions_come_in_order() -> None:
     every = together(loaders, 2)
     assert sorted(i for found in every for i in found["read"]) == list(range(N)), "each example is read by one process"
     for found in every:
-        for kind in ("DataLoader", "divided", "list", "stream"):
+        for kind in ("DataLoader", "divided", "list", "one batch", "stream"):
             torch.testing.assert_close(found[kind], one, rtol=1e-5, atol=1e-6, msg=kind)
         torch.testing.assert_close(found["answers"].mean, answers.mean)
         torch.testing.assert_close(found["answers"].samples, answers.samples, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(*found["arrays"], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(*found["of arrays"])
         expected, of_tensor, of_list = found["scores"]
         torch.testing.assert_close(of_tensor, expected)
         torch.testing.assert_close(of_list, expected)
         assert "repeats examples" in found["repeats"]
         assert "without a DistributedSampler" in found["repeats"]
         assert "shuffles" in found["shuffles"]
-        assert "1 batches or examples for 2 processes" in found["too few"]
+        assert "1 examples for 2 processes" in found["too few"]

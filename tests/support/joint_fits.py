@@ -115,6 +115,13 @@ def loaders(rank: int) -> dict[str, Any]:
     outcome["divided"] = outcome["divided"].directions
     batches = [(x[i : i + 5], y[i : i + 5]) for i in range(0, N, 5)]
     outcome["list"] = posterior("outputs", batches, parallel="data").directions
+    arrays = x.float().numpy(), y.numpy()  # of another type than the network
+    outcome["arrays"] = (
+        posterior("outputs", arrays, parallel="data").directions,
+        posterior("outputs", arrays).directions,
+    )
+    outcome["of arrays"] = nb.in_parallel(scored, arrays[0]), scored(arrays[0])
+    outcome["one batch"] = posterior("outputs", [(x, y)], parallel="data").directions
     outcome["stream"] = posterior("outputs", Stream(batches), parallel="data").directions
     odd = DistributedSampler(TensorDataset(x[:-1], y[:-1]), n, rank, shuffle=False)
     shuffled = DistributedSampler(TensorDataset(x, y), n, rank)
@@ -122,7 +129,7 @@ def loaders(rank: int) -> dict[str, Any]:
         outcome[name] = refusal(
             lambda s=sampler: posterior("outputs", DataLoader(s.dataset, sampler=s), parallel="data")
         )  # type: ignore[misc]
-    outcome["too few"] = refusal(lambda: posterior("outputs", [(x, y)], parallel="data"))
+    outcome["too few"] = refusal(lambda: posterior("outputs", (x[:1], y[:1]), parallel="data"))
     return outcome
 
 

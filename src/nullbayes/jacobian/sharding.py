@@ -15,9 +15,9 @@ from torch.utils.data.distributed import DistributedSampler
 from nullbayes.distributed import Group
 from nullbayes.errors import DataError
 from nullbayes.hashing import fingerprint
-from nullbayes.jacobian.batches import BatchFn, as_tensors, is_array, n_examples, take_examples
+from nullbayes.jacobian.batches import BatchFn, as_tensors, is_array, n_examples
 from nullbayes.jacobian.data import IN_ORDER, Examples
-from nullbayes.jacobian.loaders import as_loader, check_order, numbered, remade, sampler_of
+from nullbayes.jacobian.loaders import as_loader, check_order, remade, sampler_of
 from nullbayes.linalg.joint import JointRows
 from nullbayes.linalg.rows import Rows
 
@@ -39,7 +39,7 @@ class Shard(Examples):
     def __init__(
         self, data: Any, batch_fn: BatchFn | None, device: torch.device, group: Group, *, dtype: torch.dtype
     ) -> None:
-        super().__init__(own_part(data, group, dtype), batch_fn, device, dtype=dtype)
+        super().__init__(own_part(data, group), batch_fn, device, dtype=dtype)
         self.group = group
         sizes = group.gather(len(self))
         self._edges = [0, *itertools.accumulate(sizes)]
@@ -75,9 +75,9 @@ class Shard(Examples):
         return self._fingerprint
 
 
-def own_part(data: Any, group: Group, dtype: torch.dtype) -> Iterable[Any]:
+def own_part(data: Any, group: Group) -> Iterable[Any]:
     """Return a loader of the examples of this process, given all data or a loader that has divided them already."""
-    loader, rank, n = as_loader(data), group.rank, group.size
+    loader = as_loader(data)
     if isinstance(loader, DataLoader) and isinstance(sampler_of(loader), DistributedSampler):
         return remade(loader, Subset(loader.dataset, _divided(sampler_of(loader), len(loader.dataset), group)))  # type: ignore[arg-type]
     check_order(loader, IN_ORDER)
@@ -88,14 +88,25 @@ def own_part(data: Any, group: Group, dtype: torch.dtype) -> Iterable[Any]:
                 num_workers=loader.num_workers,
             )  # fmt: skip
         return remade(loader, Subset(loader.dataset, _cut(list(sampler_of(loader)), group)))
-    if isinstance(data, tuple):
-        x, y = numbered(0, data, None, dtype)
-        start, stop = (len(y) * i // n for i in (rank, rank + 1))
-        _check_enough(len(y), n, "examples")
-        return [(take_examples(x, start, stop), y[start:stop])]
     if isinstance(loader, Sequence):
-        return _cut(loader, group)
-    return _EveryNth(loader, rank, n)
+        return [_share(batch, group) for batch in loader] if len(loader) < group.size else _cut(loader, group)
+    return _EveryNth(loader, group.rank, group.size)
+
+
+def _share(batch: Any, group: Group) -> Any:
+    """Return consecutive examples of a batch for this process."""
+    n = n_examples(as_tensors(batch, None))
+    _check_enough(n, group.size, "examples")
+    return _slice(batch, *(n * i // group.size for i in (group.rank, group.rank + 1)))
+
+
+def _slice(x: Any, start: int, stop: int) -> Any:
+    """Return some examples of tensors or arrays; arrays stay arrays, which take their type from the network later."""
+    if is_array(x):
+        return getattr(x, "iloc", x)[start:stop] if x.ndim else x
+    if isinstance(x, Mapping):
+        return {key: _slice(value, start, stop) for key, value in x.items()}
+    return tuple(_slice(part, start, stop) for part in x) if isinstance(x, (tuple, list)) else x
 
 
 def _cut(items: Sequence[Any], group: Group) -> list[Any]:
@@ -107,7 +118,7 @@ def _cut(items: Sequence[Any], group: Group) -> list[Any]:
 
 def _check_enough(n: int, n_processes: int, what: str) -> None:
     if n < n_processes:
-        msg = f"There are {n} {what} for {n_processes} processes: pass smaller batches, or start fewer processes."
+        msg = f"There are {n} {what} for {n_processes} processes: start fewer processes."
         raise DataError(msg)
 
 
@@ -143,18 +154,14 @@ class _EveryNth:
         return itertools.islice(self._loader, self._rank, None, self._n)
 
 
-def own_inputs(x: Any, group: Group, dtype: torch.dtype) -> tuple[Any, bool]:
+def own_inputs(x: Any, group: Group) -> tuple[Any, bool]:
     """Return the inputs that this process predicts, and whether the processes take turns at them.
 
     Without turns, each process has consecutive inputs.
     """
     if is_array(x) or isinstance(x, (tuple, Mapping)):
-        tensors = as_tensors(x, dtype)
-        n = n_examples(tensors)
-        _check_enough(n, group.size, "inputs")
-        start, stop = (n * i // group.size for i in (group.rank, group.rank + 1))
-        return take_examples(tensors, start, stop), False
-    part = own_part(x, group, dtype)
+        return _share(x, group), False
+    part = own_part(x, group)
     if isinstance(part, _EveryNth):
         msg = 'parallel="data" needs inputs that can be counted: pass a tensor, a list of batches, or a DataLoader.'
         raise DataError(msg)

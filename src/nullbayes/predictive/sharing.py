@@ -53,7 +53,7 @@ def in_parallel(function: Callable[[Any], T], x: Any) -> T:
     if group.size == 1:
         return function(x)
     with group.together():
-        part, turns = own_inputs(x, group, torch.get_default_dtype())
+        part, turns = own_inputs(x, group)
         joined = _joined(function(part), partial(in_order, group, turns=turns))
     if isinstance(joined, Prediction) and hasattr(x, "iloc"):
         joined = replace(joined, index=x.index)
