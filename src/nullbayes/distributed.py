@@ -216,10 +216,10 @@ def _noticing() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        said = str(error).strip().splitlines()[:1]
+        said = str(error).strip().splitlines()[0].split(". ")[0] if str(error).strip() else type(error).__name__
         msg = (
             "Another process of this run no longer answers: it was killed, or the connection to it broke. Start the "
-            f"run again; with checkpoint=... it continues where it was. ({said[0] if said else type(error).__name__})"
+            f"run again; with checkpoint=... it continues where it was. ({said})"
         )
         raise _mark(ProcessLostError(msg)) from error
 
