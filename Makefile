@@ -14,10 +14,10 @@ MADE := $(VENV)/.made-with-$(subst /,-,$(PYTHON))
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo benchmark test test-all test-of lint types format docs guards clean
+.PHONY: help demo benchmark test test-all test-of lint types format docs tutorials pictures site dist wheel-test guards clean
 
 help: ## say what each target does
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(INSTALLED) ## run the demonstration, on data that come with it
 	@echo "==> nullbayes demo"
@@ -59,13 +59,38 @@ docs: $(INSTALLED) ## write the pages that are made from the tests' tables
 	@PYTHONPATH=tests $(BIN)/python -m support.compatibility_page
 	@PYTHONPATH=tests $(BIN)/python -m support.architecture_page
 
+pictures: $(INSTALLED) ## draw the pictures of the documentation anew
+	@echo "==> docs/pictures"
+	@$(BIN)/python docs/pictures.py
+
+site: $(INSTALLED) ## build the documentation into site/, without a network; a warning is an error
+	@echo "==> mkdocs build"
+	@# Not --quiet, which hides warnings from --strict; the variable hides a notice about the theme's successor.
+	@NO_MKDOCS_2_WARNING=true $(BIN)/python -m mkdocs build --strict
+	@echo "The site is in site/: open site/index.html"
+
+dist: $(INSTALLED) ## build wheel and source distribution into dist/, and check their descriptions
+	@echo "==> python -m build, twine check"
+	@rm -rf dist
+	@$(BIN)/python -m build --outdir dist > build.log 2>&1 || { cat build.log; rm -f build.log; exit 1; }
+	@rm -f build.log
+	@$(BIN)/python -m twine check --strict dist/*
+
+wheel-test: dist ## install wheel and source distribution into empty environments, and run README's lines there
+	@echo "==> README's lines in empty environments"
+	@$(BIN)/python tests/support/installed.py dist/*.whl dist/*.tar.gz
+
+tutorials: $(INSTALLED) ## run docs/tutorials in full, and write their outputs and pictures: about two minutes
+	@echo "==> docs/tutorials"
+	@PYTHONPATH=tests $(BIN)/python -m support.tutorials $(ARGS)
+
 guards: $(INSTALLED) ## measure which tests guard which module, for the table in CONTRIBUTING.md
 	@echo "==> which tests guard which module"
 	@PYTHONPATH=tests $(BIN)/python -m support.guards
 
 clean: ## remove .venv, the caches and the build outputs
 	@echo "==> removing $(VENV), caches and build outputs"
-	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	@find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(MADE):

@@ -1,4 +1,4 @@
-"""Sentences: a Hugging Face classifier, and a causal language model whose labels are shifted. Padding does not count.
+"""A causal language model of Hugging Face, whose labels are shifted. Padding does not count.
 
 Run: python examples/text.py  (needs transformers)
 """
@@ -10,48 +10,40 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from transformers import DistilBertConfig, DistilBertForSequenceClassification, GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import nullbayes as nb
 
 WHO = ["the cat", "a dog", "my old neighbour", "the manager of the bank", "our teacher", "a very small bird"]
 HOW_MANY = ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve"]
-KNOWN = {
-    0: ["{} bought {} apples at the market", "{} paid {} coins for bread", "{} sold {} houses last year"],
-    1: ["{} ran {} miles in the rain", "{} swam {} laps", "{} won {} games of tennis this week"],
-    2: ["{} cooked {} eggs for breakfast", "{} baked {} cakes", "{} ate {} bowls of soup with a spoon"],
-}
+KNOWN = [
+    ["{} bought {} apples at the market", "{} paid {} coins for bread", "{} sold {} houses last year"],
+    ["{} ran {} miles in the rain", "{} swam {} laps", "{} won {} games of tennis this week"],
+    ["{} cooked {} eggs for breakfast", "{} baked {} cakes", "{} ate {} bowls of soup with a spoon"],
+]
 STRANGE = ["{} voted for {} laws in the parliament", "{} proved {} theorems about rings", "{} sang {} songs aloud"]
-LENGTH, HELD_OUT = 16, 40  # words, and sentences per topic to calibrate with
-Sentence = tuple[str, int]
+LENGTH = 16  # words
 Batch = dict[str, Tensor]
 
 
-def written(templates: Sequence[str], label: int, n: int) -> list[Sentence]:
+def written(templates: Sequence[str], n: int) -> list[str]:
     """Return different sentences of a topic."""
     every = [template.format(who, how_many) for template in templates for who in WHO for how_many in HOW_MANY]
-    return [(text, label) for text in random.sample(every, n)]
+    return random.sample(every, n)
 
 
-def vocabulary(sentences: Sequence[Sentence]) -> dict[str, int]:
+def vocabulary(sentences: Sequence[str]) -> dict[str, int]:
     """Number the words; 0 is padding, 1 begins a sentence."""
-    return {word: i + 2 for i, word in enumerate(sorted({word for text, _ in sentences for word in text.split()}))}
+    return {word: i + 2 for i, word in enumerate(sorted({word for text in sentences for word in text.split()}))}
 
 
-def encoded(sentences: Sequence[Sentence], words: dict[str, int]) -> Batch:
+def encoded(sentences: Sequence[str], words: dict[str, int]) -> Batch:
     """Return a batch as a tokenizer with padding="max_length" makes it."""
     ids = torch.zeros(len(sentences), LENGTH, dtype=torch.long)
-    for i, (text, _) in enumerate(sentences):
+    for i, text in enumerate(sentences):
         numbers = [1, *(words[word] for word in text.split())]
         ids[i, : len(numbers)] = torch.tensor(numbers)
-    labels = torch.tensor([label for _, label in sentences])
-    return {"input_ids": ids, "attention_mask": (ids != 0).long(), "labels": labels}
-
-
-def inputs(batch: Batch) -> Batch:
-    """Leave the labels out."""
-    return {name: tensor for name, tensor in batch.items() if name != "labels"}
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
 
 
 def train(model: nn.Module, batch: Batch, steps: int) -> nn.Module:
@@ -65,43 +57,13 @@ def train(model: nn.Module, batch: Batch, steps: int) -> nn.Module:
     return model.eval()
 
 
-def classify(
-    known: list[Sentence], held_out: list[Sentence], strange: list[Sentence], words: dict[str, int], steps: int
-) -> dict[str, float]:
-    """Fit a posterior of a classifier to three topics, and calibrate it; a fourth topic is strange to it."""
-    torch.manual_seed(0)
-    config = DistilBertConfig(
-        vocab_size=len(words) + 2,
-        dim=32,
-        n_layers=2,
-        n_heads=4,
-        hidden_dim=64,
-        max_position_embeddings=32,
-        num_labels=3,
-    )
-    n = int(0.75 * len(known))
-    model = train(DistilBertForSequenceClassification(config), encoded(known[:n], words), steps)
-    loader = DataLoader(known[:n], batch_size=32, collate_fn=lambda part: encoded(part, words))
-    posterior = nb.LossProjectedPosterior(model).fit(loader, progress=False)
-    test, unknown = encoded(known[n:], words), encoded(strange, words)
-    check = posterior.check_fit([test])
-    scores = (posterior.ood_score(inputs(batch), "mutual_information") for batch in (test, unknown))
-    auroc = nb.metrics.auroc(*scores)
-    posterior.calibrate([encoded(held_out, words)])
-    alarms, flagged = (float(posterior.is_ood(inputs(batch)).double().mean()) for batch in (test, unknown))
-    print(f"classifier\n{check}\nAUROC of another topic: {auroc:.3f}")
-    print(f"flagged: {flagged:.0%} of another topic, {alarms:.0%} of the known ones\n")
-    return {"accuracy": check.accuracy_posterior or 0.0, "accuracy of the network": check.accuracy_model or 0.0,
-            "auroc": auroc, "flagged": flagged, "false alarms": alarms}  # fmt: skip
-
-
 def next_word(batch: Batch) -> tuple[Batch, Tensor]:
     """Return inputs, and for each position the word that follows: padding and the end are not to be predicted."""
     labels = nn.functional.pad(batch["input_ids"][:, 1:], (0, 1))
-    return inputs(batch), labels.masked_fill(labels == 0, -100)
+    return batch, labels.masked_fill(labels == 0, -100)
 
 
-def write(known: list[Sentence], strange: list[Sentence], words: dict[str, int], steps: int) -> dict[str, float]:
+def write(known: list[str], strange: list[str], words: dict[str, int], steps: int) -> dict[str, float]:
     """Fit a posterior of a language model; it doubts words that it has not seen in such a place."""
     torch.manual_seed(0)
     config = GPT2Config(
@@ -111,9 +73,9 @@ def write(known: list[Sentence], strange: list[Sentence], words: dict[str, int],
     n = len(known) // 2
     batch = encoded(known[:n], words)
     labels = batch["input_ids"].masked_fill(batch["input_ids"] == 0, -100)  # which the model shifts by itself
-    model = train(GPT2LMHeadModel(config), {**inputs(batch), "labels": labels}, steps)
+    model = train(GPT2LMHeadModel(config), {**batch, "labels": labels}, steps)
     try:
-        nb.LossProjectedPosterior(model).fit([{**inputs(batch), "labels": labels}])
+        nb.LossProjectedPosterior(model).fit([{**batch, "labels": labels}])
     except nb.errors.LikelihoodError as error:
         refused = str(error)
         print(f"language model\n{refused}\n")
@@ -127,20 +89,17 @@ def write(known: list[Sentence], strange: list[Sentence], words: dict[str, int],
     one = posterior.ood_score(test, kind, per="position", mask=after != -100)[0]
     print(f"{check}\nAUROC of sentences about something else: {auroc:.3f}")
     print("doubt after each word: " + ", ".join(f"{value:.2g}" for value in one[~one.isnan()].tolist()))
-    return {"nll": check.nll_model, "own loss": float(model(**inputs(batch), labels=labels).loss.detach()),
+    return {"nll": check.nll_model, "own loss": float(model(**batch, labels=labels).loss.detach()),
             "refused": float("shifts its labels" in refused), "auroc": auroc}  # fmt: skip
 
 
-def main(n: int = 60, steps: int = 60) -> dict[str, dict[str, float]]:
-    """Run both on ``n`` sentences per topic."""
+def main(n: int = 60, steps: int = 60) -> dict[str, float]:
+    """Run on ``n`` sentences per topic."""
     random.seed(0)
-    known = [sentence for label, templates in KNOWN.items() for sentence in written(templates, label, n + HELD_OUT)]
+    known = [sentence for templates in KNOWN for sentence in written(templates, n)]
     random.shuffle(known)
-    strange = written(STRANGE, 0, n)
-    words = vocabulary(known + strange)
-    held_out, known = known[: 3 * HELD_OUT], known[3 * HELD_OUT :]
-    return {"classifier": classify(known, held_out, strange, words, steps),
-            "language": write(known, strange, words, steps)}  # fmt: skip
+    strange = written(STRANGE, n)
+    return write(known, strange, vocabulary(known + strange), steps)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import warnings
 import pytest
 import torch
 
+from support.thinned import mark_slow
+
 try:
     import torchvision  # noqa: F401
 except Exception:  # missing, or its wheel does not fit torch's: other packages are to take it for missing, too
@@ -28,7 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
             torch.autograd.grad((one @ one).sum(), one)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    mark_slow(items)
     device = config.getoption("--device")
     if device == "cpu":
         return

@@ -168,7 +168,9 @@ def test_a_mask_is_refused_where_outputs_have_no_positions(model: nn.Module) -> 
     posterior = nb.ProjectedPosterior(flat, prior_precision=1.0).fit(IDS, TAGS[:, 0] % 2, 5, progress=False)
     with pytest.raises(DataError, match="one prediction: leave mask out"):
         posterior.ood_score(IDS, mask=IDS != 0)
-    assert posterior.ood_score(IDS, per="position").shape == (40,)
+    for kind in ("max_variance", "relative_variance"):
+        with pytest.raises(SettingsError, match="one prediction per input"):
+            posterior.ood_score(IDS, kind, per="position")
     with pytest.raises(SettingsError, match="per must be one of input, position"):
         posterior.ood_score(IDS, per="token")
 

@@ -261,7 +261,28 @@ def init(*, timeout: float = 3600.0 * _HOURS) -> Group:
 
 
 def resolve(parallel: str | None) -> Group:
-    """Return the processes of a call with ``parallel=...``: this one alone, or all of them."""
+    """Return the processes of a call with ``parallel=...``, for methods of your own that several processes share.
+
+    Parameters
+    ----------
+    parallel : "data", "samples" or None
+        As for ``fit``.
+
+    Returns
+    -------
+    Group
+        This process alone for None, or if it was started by itself; otherwise all processes.
+
+    Raises
+    ------
+    SettingsError
+        If ``torchrun`` has started several processes, and ``init`` was not called.
+
+    Examples
+    --------
+    >>> resolve(None).size, resolve("data").size
+    (1, 1)
+    """
     if parallel is None:
         return ALONE
     if parallel not in ("samples", "data"):

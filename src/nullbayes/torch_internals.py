@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -34,3 +36,14 @@ def has_hooks(module: nn.Module) -> bool:
 def is_batch_norm(module: nn.Module) -> bool:
     """Return whether a module is a batch normalization of any dimension."""
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+@contextlib.contextmanager
+def exporting() -> Iterator[None]:
+    """Let ``torch.compiler.is_exporting()`` be true, so that models leave out what depends on the values of inputs."""
+    before = torch.compiler._is_exporting_flag
+    torch.compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_exporting_flag = before

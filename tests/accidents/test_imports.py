@@ -64,6 +64,7 @@ def test_the_command_imports_no_file_of_the_current_folder_and_nothing_heavy(str
     assert not {"benchmarks", "nullbayes.demo"} & modules
 
 
+@pytest.mark.slow
 def test_python_m_with_P_imports_no_file_of_the_current_folder(strange: Path) -> None:
     """``python -m`` puts the current folder first, whatever a package does; ``-P`` is what its docstring advises."""
     text, _ = run(strange, "-P", "-m", "nullbayes", "--help", told=False)
@@ -71,6 +72,7 @@ def test_python_m_with_P_imports_no_file_of_the_current_folder(strange: Path) ->
     assert not (strange.parent / "imported").exists()
 
 
+@pytest.mark.slow
 def test_a_benchmark_subprocess_imports_no_file_of_the_current_folder(strange: Path) -> None:
     code = (
         f"import sys; sys.path.insert(0, {str(CHECKOUT)!r}); from benchmarks import frame; "

@@ -259,5 +259,6 @@ print(len(seen), os.listdir(os.path.dirname(path)))
 
 
 @needs_fork
+@pytest.mark.slow
 def test_two_processes_that_save_to_one_path_leave_one_whole_file(tmp_path: Path) -> None:
     assert python("-c", RACE, tmp_path / "file", cwd=tmp_path) == "2 ['file']\n"

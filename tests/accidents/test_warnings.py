@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from support.processes import python
 
 SCRIPT = """
@@ -70,6 +72,7 @@ print("clean")
 """
 
 
+@pytest.mark.slow
 def test_nothing_warns_under_w_error(tmp_path: Path) -> None:
     (script := tmp_path / "script.py").write_text(SCRIPT)
     assert python("-W", "error", script, tmp_path, cwd=tmp_path).endswith("clean\n")

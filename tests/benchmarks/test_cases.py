@@ -72,7 +72,10 @@ def numbers(value: Any) -> list[float]:
 # --- the cases ------------------------------------------------------------------------------------------------------
 
 
-SLOWER = ("latency", "memory", "promise", "streaming")
+SLOWER = (
+    "detection", "intervals", "latency", "lenet_fashion_mnist", "memory", "promise", "streaming", "sweep_growth",
+    "time_to_residual",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", runner.case_names())

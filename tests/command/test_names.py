@@ -56,6 +56,12 @@ def test_the_folder_comes_first_for_what_is_named_and_last_for_everything_else(f
     assert not str(wave.__file__).startswith(str(folder))
 
 
+def test_the_likeliest_names_come_first_where_one_is_mistyped(folder: Path) -> None:
+    (folder / "many.py").write_text("\n".join(f"other_{i} = 0" for i in range(20)) + "\nbuild = 1\n")
+    with pytest.raises(Refusal, match=r"many has no 'biuld'; it has build, "):
+        named("many:biuld", "--model")
+
+
 def test_a_module_that_is_hidden_by_another_is_not_taken_for_it(folder: Path) -> None:
     with pytest.raises(Refusal, match=r"json in this folder is hidden by a module of that name: write json\.py:name"):
         named("json:value", "--data")

@@ -28,7 +28,7 @@ TYPED_WRONG = {
     "no colon": (["plan", "--model", "own", *TEST], "--model own: write it as package.module:name or file.py:name"),
     "no module": (["plan", "--model", "nowhere.deep:build", *TEST], "no module 'nowhere.deep', neither in this folder"),
     "no file": (["plan", "--model", "nowhere.py:build", *TEST], "there is no file nowhere.py"),
-    "no attribute": (["plan", "--model", "own:bulid", *TEST], "own has no 'bulid'; it has torch, nn, DataLoader"),
+    "no attribute": (["plan", "--model", "own:bulid", *TEST], "own has no 'bulid'; it has build"),
     "no model": (["plan", "--model", "own:some.__doc__", *TEST], "own:some.__doc__ is a str: it should be a torch.nn"),
     "data without module": (["plan", *MODEL, "--data", "gone:x"], "--data: there is no module 'gone'"),
     "suffix": (["predict", *POSTERIOR, *TEST, "-o", "scores.txt"], "one of .csv, .npz, .parquet"),

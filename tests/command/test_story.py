@@ -199,6 +199,15 @@ def test_a_model_with_outputs_batches_and_a_loss_of_its_own(own: Any, capsys: py
     assert check["nll_model"] == pytest.approx(float(losses.mean().detach()), rel=1e-5)
 
 
+def test_held_out_data_may_calibrate_alone(own: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = result(capsys, *example("fit"), "--no-tune", "-o", str(tmp_path / "other.safetensors"))
+    x, y = own.held_out()
+    posterior = nb.ProjectedPosterior(own.model)
+    posterior.fit(own.train(), generator=torch.Generator().manual_seed(0)).calibrate(x, y)
+    assert found["report"]["temperature"] == posterior.temperature == 1.0
+    assert found["calibration"] == posterior.calibration.to_dict()
+
+
 def test_evaluate_prints_the_table_of_python(own: Any, posterior: Any, capsys: pytest.CaptureFixture[str]) -> None:
     same = nb.evaluate({"posterior": posterior}, own.test(), {"noise": own.noise()}).to_dict()
     found = result(capsys, *example("evaluate"))

@@ -104,7 +104,8 @@ def test_the_combined_score_is_the_default_after_calibrate(posterior: Any) -> No
         posterior.ood_score(X_NEW, "combined", per="position")
     with pytest.raises(SettingsError, match=r'"combined" is that of the calibration.*leave pred_type out'):
         posterior.ood_score(X_NEW, pred_type="sampled")
-    assert torch.equal(posterior.ood_score(X_NEW, per="position"), before)  # which has one position per input
+    with pytest.raises(SettingsError, match="one prediction per input"):
+        posterior.ood_score(X_NEW, per="position")
 
 
 # --- data -------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,9 @@
 ``sample_page``        a page of results that shows everything, and one made of accidents
 ``html_tree``          HTML as a tree, read without a browser; contrast of colours
 ``architecture_page``  writes the table of imports in `docs/architecture.md`
+``installed``          installs wheel and source distribution into empty environments: `make wheel-test`
+``tutorials``          runs the pages of `docs/tutorials`, and writes their outputs and pictures
+``thinned``            says of which families `make test` runs only some cases
 ``guards``             measures which tests guard which module, for the table in `CONTRIBUTING.md`
 =====================  ==============================================================================================
 """

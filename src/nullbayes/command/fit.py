@@ -18,6 +18,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     shared.data(parser, "the training data")
     shared.held_out(parser, "which tune the posterior (one third of them) and calibrate it (the others)")
     shared.fitting(parser)
+    parser.add_argument("--no-tune", action="store_true", help="only calibrate with the held-out data")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples (default: %(default)s)")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="from which a fit that was killed goes on")
     parser.add_argument(
@@ -50,7 +51,9 @@ def _run(options: argparse.Namespace, console: Console, group: nb.distributed.Gr
         parameters=options.parameters,
         **shared.functions(options),
     )
-    tuning, calibrating = (None, None) if held_out is None else divided(held_out, _TUNED)
+    tuning, calibrating = (None, held_out)
+    if held_out is not None and not options.no_tune:
+        tuning, calibrating = divided(held_out, _TUNED)
     posterior.fit(
         data,
         n_samples=options.samples,

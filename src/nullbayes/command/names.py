@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import importlib.machinery
 import importlib.util
@@ -44,6 +45,7 @@ def named(text: str, option: str) -> Any:
     for part in name.split("."):
         if not hasattr(found, part):
             there = [known for known in vars(module) if not known.startswith("_")]
+            there.sort(key=lambda known: -difflib.SequenceMatcher(None, known, part).ratio())  # the likeliest first
             has = f"it has {', '.join(there[:8])}{', …' if len(there) > 8 else ''}" if there else "it is empty"
             msg = f"{option} {text}: {place} has no {name!r}; {has}."
             raise misused(msg)

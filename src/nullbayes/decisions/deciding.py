@@ -146,6 +146,18 @@ def p_value(self: Any, x: Any, *, per: str = "input", mask: Mask = None) -> Tens
     -------
     Tensor (N,) or (N, ...)
         In the order of the inputs, in float64.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    >>> y = x[:, :3].argmax(1)
+    >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.eye(4)[:, :3]})
+    >>> posterior = nb.baselines.DiagonalLaplace(model).fit(x[:100], y[:100]).calibrate(x[100:], y[100:])
+    >>> new = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 90.0]])
+    >>> posterior.p_value(new) < 0.05
+    tensor([False,  True])
     """
     found = need_calibration(self)
     check_per(per)
@@ -174,6 +186,18 @@ def is_ood(self: Any, x: Any, alpha: float = 0.05, *, per: str = "input", mask: 
     -------
     Tensor (N,) or (N, ...) of bool
         True where the p-value is at most ``alpha``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    >>> y = x[:, :3].argmax(1)
+    >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.eye(4)[:, :3]})
+    >>> posterior = nb.baselines.DiagonalLaplace(model).fit(x[:100], y[:100]).calibrate(x[100:], y[100:])
+    >>> new = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 90.0]])
+    >>> posterior.is_ood(new, alpha=0.05)
+    tensor([False,  True])
     """
     found = need_calibration(self)
     ranked = found.scores if per == "input" or found.position_scores is None else found.position_scores
@@ -198,6 +222,18 @@ def predict_set(self: Any, x: Any, alpha: float = 0.1, *, mask: Mask = None) -> 
         yes. For "multilabel" the set holds all labels that apply, with that probability. Outputs with positions have a
         set for each, in the shape of the probabilities ("binary" and "multilabel": with no and yes in a last dimension
         more), and the guarantee is for a random position.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> x = torch.randn(500, 4, generator=torch.Generator().manual_seed(0))
+    >>> y = x[:, :3].argmax(1)
+    >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.eye(4)[:, :3]})
+    >>> posterior = nb.baselines.DiagonalLaplace(model).fit(x[:100], y[:100]).calibrate(x[100:], y[100:])
+    >>> new = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 90.0]])
+    >>> posterior.predict_set(torch.tensor([[9.0, 0.0, 0.0, 0.0]]), alpha=0.1)
+    tensor([[ True, False, False]])
     """
     self._check_fitted()
     answers.check_labels(self._likelihood)
@@ -222,6 +258,19 @@ def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Ten
     -------
     lower, upper : Tensor (N, ...)
         The bounds.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    >>> y = x[:, :1] + 0.1 * x.roll(7, 0)[:, 1:]
+    >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.tensor([[1.0], [0.0]])})
+    >>> posterior = nb.baselines.DiagonalLaplace(model, "regression").fit(x[:100], y[:100])
+    >>> posterior = posterior.calibrate(x[100:200], y[100:200])
+    >>> lower, upper = posterior.predict_interval(x[200:], alpha=0.1)
+    >>> ((lower <= y[200:]) & (y[200:] <= upper)).float().mean() > 0.8
+    tensor(True)
     """
     self._check_fitted()
     answers.check_numbers(self._likelihood)

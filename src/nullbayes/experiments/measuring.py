@@ -72,11 +72,11 @@ def environment(device: torch.device, folder: Path) -> dict[str, Any]:
 
 
 def _commit(folder: Path) -> str | None:
-    """Return the commit of a checkout, marked where files differ from it."""
+    """Return the commit of a checkout, marked where files differ from it; elsewhere what ``NULLBAYES_COMMIT`` says."""
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return None
+    return os.environ.get("NULLBAYES_COMMIT")
 
 
 def _processor() -> str:

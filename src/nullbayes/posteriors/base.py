@@ -114,6 +114,15 @@ class SamplePosterior(ABC):
         -------
         dict of Tensor (n, ...)
             The parameters that vary, by name, stacked over samples: ``n`` times as much memory as they take.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import nullbayes as nb
+        >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+        >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+        >>> posterior.sample(3)["weight"].shape
+        torch.Size([3, 1, 4])
         """
         return self._network.unflatten(self._network.theta + self._deviations(n, least=1))
 

@@ -34,6 +34,15 @@ def extend(self: P, n_samples: int, *, progress: bool = True) -> P:
     -------
     ProjectedPosterior
         The posterior itself. After ``load``, a copy or ``release`` it needs :meth:`prepare` first.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+    >>> posterior.extend(5).n_samples
+    15
     """
     if (n_samples := whole(n_samples)) < 1:
         msg = f"n_samples must be at least 1, not {n_samples}."

@@ -34,6 +34,18 @@ def save(self: Any, path: str | os.PathLike[str]) -> None:
     ----------
     path : path
         The file. It takes about as many bytes as the parameters that vary, times the number of samples.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> import tempfile
+    >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     posterior.save(f"{folder}/posterior.safetensors")
+    ...     nb.load(f"{folder}/posterior.safetensors", model).n_samples
+    10
     """
     self._check_fitted()
     self._network.check_unchanged()

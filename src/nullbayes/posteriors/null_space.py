@@ -98,6 +98,15 @@ class NullSpacePosterior(SamplePosterior):
         -------
         ProjectedPosterior
             The posterior itself; ``report`` says how it went. A fit that fails leaves it without samples.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import nullbayes as nb
+        >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+        >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+        >>> posterior.n_samples, posterior.report.kernel_dimension  # two of four directions are determined
+        (10, 2.0)
         """
         data, n_samples = data_and_count(loader, targets, n_samples, least=2)
         self.release()  # the memory of an earlier fit is needed for this one
@@ -137,7 +146,22 @@ class NullSpacePosterior(SamplePosterior):
     prepare = full_precision()(preparing.prepare)
 
     def release(self) -> Self:
-        """Free training data, rows and projector; predictions stay, ``extend`` and exact variances need ``prepare``."""
+        """Free training data, rows and projector; predictions stay, ``extend`` and exact variances need ``prepare``.
+
+        Returns
+        -------
+        ProjectedPosterior
+            The posterior itself.
+
+        Examples
+        --------
+        >>> import torch
+        >>> import nullbayes as nb
+        >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+        >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+        >>> posterior.release().n_samples
+        10
+        """
         self._prepared = self._exact = None
         return self
 

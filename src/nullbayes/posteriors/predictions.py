@@ -76,6 +76,16 @@ def check_fit(self: Any, loader: Any, targets: Any = None) -> FitCheck:
     -------
     FitCheck
         The distances, at the prior precision in use.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+    >>> check = posterior.check_fit(x[:2], y[:2])
+    >>> abs(check.nll_posterior - check.nll_model) < 1e-3
+    True
     """
     outputs, changes, labels = self._evaluate(loader if targets is None else (loader, targets))
     return _compared(self._likelihood, outputs, changes / self.prior_precision**0.5, labels, self._link)
@@ -153,6 +163,18 @@ def predict(
     -------
     Prediction
         Mean, variance and samples of the outputs, and probabilities where the likelihood has them.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+    >>> prediction = posterior.predict(x)
+    >>> prediction.samples.shape, torch.equal(prediction.mean, model(x))
+    (torch.Size([10, 4, 1]), True)
+    >>> (prediction.std.flatten() > 1e-3).tolist()
+    [False, False, True, True]
     """
     self._network.check_unchanged()
     if n_samples == 1:

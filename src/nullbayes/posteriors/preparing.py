@@ -40,6 +40,15 @@ def prepare(
     -------
     ProjectedPosterior
         The posterior itself; its samples do not change.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+    >>> posterior.release().prepare(x[:2], y[:2]).extend(5).n_samples
+    15
     """
     posterior: Any = self
     measured, data = posterior._need_measured(), loader if targets is None else (loader, targets)

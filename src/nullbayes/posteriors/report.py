@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from nullbayes.errors import CollapseWarning, UnderfitWarning, warn
+from nullbayes.posteriors import plot
 from nullbayes.posteriors.measured import Measured
 from nullbayes.posteriors.promise import NATS, Promise
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
 
 _NO_NULL_SPACE = (
     "there are at least as many rows as parameters, so no null space in the strict sense: how much variance is left "
@@ -141,6 +147,20 @@ class FitReport(Measured):
         }
         table = [(name, value) for name, value in lines.items() if value] + [("note", note) for note in self.notes]
         return "\n".join(f"{name:<17} {value}" for name, value in table)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
+        """Draw the seconds of each phase and the residual of each sample; save the figure if there is a ``path``."""
+        figure = plot.draw(self)
+        if path is not None:
+            figure.savefig(path, dpi=120)
+        return figure
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return a table with one row per sample: its residual and its sweeps; the rest is in :meth:`to_dict`."""
+        import pandas as pd
+
+        index = pd.RangeIndex(self.n_samples, name="sample")
+        return pd.DataFrame({"residual": self.residual, "sweeps": self.sweeps_per_sample}, index=index)
 
     @property
     def sized_by_tolerance(self) -> bool:

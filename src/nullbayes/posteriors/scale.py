@@ -46,6 +46,17 @@ def optimize_prior_precision(self: Any, loader: Any = None, method: str = "nll")
     -------
     float
         The precision, which is now in use.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    >>> y = x[:, :1] + 0.1 * x.roll(7, 0)[:, 1:]
+    >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.tensor([[1.0], [0.0]])})
+    >>> posterior = nb.baselines.DiagonalLaplace(model, "regression").fit(x[:100], y[:100])
+    >>> posterior.optimize_prior_precision((x[100:], y[100:]), "grid") in (0.1, 1.0, 5.0, 10.0, 50.0, 100.0)
+    True
     """
     self._check_fitted()
     self.prior_precision = best = _best_precision(self, check_method(loader, method), loader)
@@ -85,6 +96,17 @@ def tune(self: P, loader: Any, targets: Any = None) -> P:
     -------
     ProjectedPosterior
         The posterior itself, with other ``prior_precision`` and ``temperature``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+    >>> x_held = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
+    >>> posterior = posterior.tune(x_held, x_held.sum(1, keepdim=True))
+    >>> posterior.temperature > 0, posterior.prior_precision > 0
+    (True, True)
     """
     posterior: Any = self
     evaluated = posterior._evaluate(loader if targets is None else (loader, targets), _CONFIDENT)

@@ -86,6 +86,15 @@ def ood_score(
     -------
     Tensor (N,) or (N, ...)
         The scores, in the order of the inputs.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+    >>> (posterior.ood_score(x) > 1e-3).tolist()  # the largest variance, for a regression
+    [False, False, True, True]
     """
     check_per(per)
     scoring: Scoring = self._scoring
@@ -95,16 +104,21 @@ def ood_score(
             msg = 'The score "combined" is that of the calibration, with its kind of predictions: leave pred_type out.'
             raise SettingsError(msg)
         return combined_score(self, x, per, mask)
-    if kind in scoring.own:
-        return scoring.own[kind](x, per, mask)
-    if kind not in scoring.kinds:
+    if kind not in scoring.kinds and kind not in scoring.own:
         names = ", ".join(dict.fromkeys([*scoring.kinds, *scoring.own, COMBINED]))
         msg = f"kind must be one of {names} for {type(self).__name__}, not {kind!r}."
         raise SettingsError(msg)
-    asked = {"mask": mask} if pred_type is None else {"mask": mask, "pred_type": pred_type}
-    at_once = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
-    pieces = [x] if at_once else stream(x, self._network, self._batch_fn, self.n_samples)  # lengths may differ
-    return torch.cat([self._scored(self.predict(piece, **asked), kind, per, mask) for piece in pieces])
+    if kind in scoring.own:
+        found = scoring.own[kind](x, per, mask)
+    else:
+        asked = {"mask": mask} if pred_type is None else {"mask": mask, "pred_type": pred_type}
+        at_once = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
+        pieces = [x] if at_once else stream(x, self._network, self._batch_fn, self.n_samples)  # lengths may differ
+        found = torch.cat([self._scored(self.predict(piece, **asked), kind, per, mask) for piece in pieces])
+    if per == "position" and found.ndim == 1:
+        msg = 'This network has one prediction per input: there are no positions to score, so leave per="position" out.'
+        raise SettingsError(msg)
+    return found
 
 
 def _asked(posterior: Any, scoring: Scoring, kind: str | None, per: str) -> str:

@@ -69,7 +69,8 @@ def with_noise(given: Likelihood, rows: JacobianRows) -> Likelihood:
         message = (
             f"The network fits its {rows.examples.n_all:,} training targets almost exactly: their residuals, "
             f"{float(rms.max()):.2g}, say little about the noise, whose estimate may be wrong by a factor of two or "
-            "three. Pass likelihood=nb.likelihoods.Regression(sigma_noise=...), or fit(loader, held_out=...)."
+            "three. Call posterior.tune(held_out), or pass likelihood=nb.likelihoods.Regression(sigma_noise=...) with "
+            "the error that you expect on new data, which is larger than the noise of the measurements."
         )
         warn(message)
     return replace(fitted, sigma_noise=tuple(torch.minimum(rms / left, torch.maximum(rms, spread)).tolist()))

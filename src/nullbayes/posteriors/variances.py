@@ -84,6 +84,15 @@ def functional_variance(self: Any, x: Any, *, exact: bool = False) -> Tensor:
     -------
     Tensor (N, ...)
         One variance per output, at the prior precision in use.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+    >>> posterior.functional_variance(x, exact=True).flatten()
+    tensor([0., 0., 1., 1.])
     """
     if not exact:
         estimated: Tensor = self.predict(x).variance

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import LikelihoodError, SettingsError
+from nullbayes.predictive import plot
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,27 @@ class Prediction:
             columns |= {name if width == 1 else f"{name}_{i}": array[:, i] for i in range(width)}
         index = pd.RangeIndex(len(self.mean), name="input") if self.index is None else self.index
         return pd.DataFrame(columns, index=index)
+
+    def plot(self, path: str | os.PathLike[str] | None = None, *, n_inputs: int = 4) -> Figure:
+        """Draw the prediction: probabilities with their spread over the samples, or sorted means with a band.
+
+        Parameters
+        ----------
+        path : path, optional
+            Where to save the figure.
+        n_inputs : int
+            How many inputs of a classifier are drawn, or outputs of a regression: the first ones.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure, which needs no display. Probabilities have bars, and lines from the 5 % to the 95 % quantile of
+            the samples at temperature 1; means have a band of two standard deviations, without the noise.
+        """
+        figure = plot.draw(self, n_inputs)
+        if path is not None:
+            figure.savefig(path, dpi=120)
+        return figure
 
     def __repr__(self) -> str:
         """Return the shapes of the tensors."""

@@ -161,7 +161,9 @@ def pooled(values: Tensor, mask: Tensor | None, per: str = "input", *, largest: 
     if values.ndim == 1:
         return values
     flat = values.flatten(1)
-    counted = torch.ones_like(flat, dtype=torch.bool) if mask is None else mask.flatten(1)
+    if mask is None:
+        return flat.amax(1) if largest else flat.sum(1) / flat.shape[1]
+    counted = mask.flatten(1)
     if not bool(counted.any(1).all()):
         empty = int((~counted.any(1)).nonzero()[0])
         msg = f"The mask leaves nothing of input {empty}: every input must have a position that counts."

@@ -1,0 +1,64 @@
+"""Families of tests that take long together: `make test` runs some of their cases, `make test-all` all of them.
+
+A family is a parametrized test. Of each family named here, every n-th case in the order of collection stays fast; the
+others are marked as slow. The tables behind the cases keep their order, so that the same cases run every time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+import pytest
+
+# Family -> one case in so many is fast.
+EVERY = {
+    "accidents/test_modes.py::test_a_model_with_its_parameters_restored_works_again": 3,
+    "accidents/test_modes.py::test_a_query_changes_neither_the_model_nor_the_state_of_torch": 3,
+    "accidents/test_modes.py::test_inputs_and_models_of_inference_mode_are_accepted": 3,
+    "accidents/test_modes.py::test_no_mode_of_torch_or_of_the_model_changes_a_prediction": 3,
+    "baselines/test_contract.py::test_every_score_is_one_number_per_input": 2,
+    "baselines/test_contract.py::test_predictions_have_one_shape": 2,
+    "baselines/test_contract.py::test_the_batch_size_does_not_matter": 2,
+    "benchmarks/test_cases.py::test_published_algorithm_tends_to_the_exact_projection": 2,
+    "compatibility/test_models.py::test_a_default_fit_keeps_the_promise": 4,
+    "compatibility/test_models.py::test_route_is_the_one_in_the_table": 2,
+    "compatibility/test_models.py::test_rows_and_predictions_are_those_of_slow_derivatives": 3,
+    "compatibility/test_models.py::test_scores_are_positive_files_reload_and_the_model_is_unchanged": 4,
+    "decisions/test_methods.py::test_an_altered_calibration_is_refused": 3,
+    "jacobian/test_finite.py::test_a_fit_names_the_batch_and_the_example_with_nan_derivatives": 4,
+    "jacobian/test_rows.py::test_gram_matrix_by_products_does_not_depend_on_how_much_is_held": 2,
+    "posteriors/test_extend_out_of_memory.py::test_a_failed_extension_keeps_the_earlier_samples": 2,
+    "posteriors/test_extend_out_of_memory.py::test_extend_recovers_from_a_failed_allocation": 2,
+    "posteriors/test_memory.py::test_fit_keeps_to_its_limit_and_to_its_plan": 2,
+    "posteriors/test_out_of_memory.py::test_an_allocation_that_fails_once_does_not_end_a_fit": 3,
+    "posteriors/test_out_of_memory.py::test_predictions_continue_with_half_of_the_inputs": 2,
+    "posteriors/test_out_of_memory.py::test_too_little_memory_gives_a_smaller_fit_or_an_error_with_advice": 2,
+    "posteriors/test_promise.py::test_a_default_fit_predicts_its_training_data_as_the_network_does": 4,
+    "posteriors/test_resume.py::test_a_killed_fit_resumes_bit_for_bit": 4,
+    "posteriors/test_tuning.py::test_tuned_predictions_are_no_worse_than_temperature_scaling": 7,
+    "posteriors/test_variances.py::test_exact_variances_match_the_map_that_the_samples_went_through": 2,
+    "projectors/test_contract.py::test_a_batch_of_samples_gives_what_a_loop_gives": 3,
+    "projectors/test_contract.py::test_projections_have_the_right_shapes_and_dtypes": 4,
+    "projectors/test_contract.py::test_state_can_be_reused_and_nothing_is_overwritten": 3,
+    "projectors/test_convergence.py::test_krylov_beyond_convergence_does_not_change_the_part_in_the_null_space": 4,
+    "projectors/test_convergence.py::test_larger_blocks_need_fewer_sweeps": 5,
+    "projectors/test_precisions.py::test_float32_residuals_are_honest": 3,
+    "projectors/test_properties.py::test_length_of_rows_does_not_matter": 2,
+    "projectors/test_resume.py::test_resuming_after_every_interruption_gives_the_same_result": 3,
+    "projectors/test_traces.py::test_estimate_of_the_trace_is_unbiased_and_never_above_the_size": 5,
+    "test_default_device.py::test_posterior_is_on_the_device_of_its_model": 3,
+    "test_default_device.py::test_rows_are_on_the_device_of_their_model": 3,
+    "test_tutorials.py::test_a_tutorial_runs_and_decides": 2,
+}
+
+
+def mark_slow(items: Iterable[pytest.Item]) -> None:
+    """Mark the cases that `make test` leaves out."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        family = item.nodeid.partition("[")[0].removeprefix("tests/")
+        if family in EVERY:
+            if seen[family] % EVERY[family]:
+                item.add_marker(pytest.mark.slow)
+            seen[family] += 1
