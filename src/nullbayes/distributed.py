@@ -24,9 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nullbayes import errors
+from nullbayes import errors, limits
 from nullbayes.errors import DistributedError, NullBayesError, ProcessLostError, SettingsError
-from nullbayes.limits import is_out_of_memory
 
 T = TypeVar("T")
 _FAILED = 0  # what a process says in a handshake, if it does not say which line comes next
@@ -190,7 +189,7 @@ class _Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> _Failure:
-        return cls(type(error).__name__, str(error), isinstance(error, Exception) and is_out_of_memory(error))
+        return cls(type(error).__name__, str(error), isinstance(error, Exception) and limits.is_out_of_memory(error))
 
     def error(self, rank: int) -> BaseException:
         """Return the error to raise in another process."""
