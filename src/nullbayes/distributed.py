@@ -63,8 +63,8 @@ class Group:
         """Return the sum of a tensor over all processes, to all of them; shapes are equal."""
         if self.size == 1:
             return tensor
-        self._shake_hands(tensor.numel())
         total, channel = self._sendable(tensor)
+        self._shake_hands(tensor.numel())
         with _noticing():
             dist.all_reduce(total, group=channel)
         return total.to(tensor.device)
@@ -78,8 +78,8 @@ class Group:
         padded = moved.new_zeros(max(sizes), *moved.shape[1:])
         padded[: len(moved)] = moved
         padded, channel = self._sendable(padded)
-        self._shake_hands(padded.numel())
         parts = [torch.empty_like(padded) for _ in range(self.size)]
+        self._shake_hands(padded.numel())
         with _noticing():
             dist.all_gather(parts, padded, group=channel)
         whole = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
@@ -89,8 +89,8 @@ class Group:
         """Return the tensor of one process, to all of them; shapes are equal."""
         if self.size == 1:
             return tensor
-        self._shake_hands(tensor.numel())
         sent, channel = self._sendable(tensor)
+        self._shake_hands(tensor.numel())
         with _noticing():
             dist.broadcast(sent, src=dist.get_global_rank(channel, rank) if channel else rank, group=channel)
         return sent.to(tensor.device)
@@ -161,7 +161,10 @@ class Group:
         return values
 
     def _sendable(self, tensor: Tensor) -> tuple[Tensor, Any]:
-        """Return a copy to send, and the process group to send it over."""
+        """Return a copy to send, and the process group to send it over.
+
+        It is made before the handshake: if memory runs out, the others hear of it and do not wait.
+        """
         on_gpu = tensor.is_cuda and self.nccl is not None
         copied = tensor.detach().to(tensor.device if on_gpu else "cpu", copy=True)
         return copied.contiguous(), self.nccl if on_gpu else self.control

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import nullbayes as nb
 from nullbayes.projectors import Alternating, Krylov
 
 N, SAMPLES = 20, 18
-BLOCKS = Krylov(Alternating(block_rows=9, coarse=4), rtol=1e-8, max_sweeps=3000)
+BLOCKS = Krylov(Alternating(block_rows=12, coarse=20), rtol=1e-8)  # 62 sweeps in one process
 
 
 def data(n: int = N) -> tuple[Tensor, Tensor]:
@@ -45,8 +46,9 @@ def posterior(kind: str, fitted_to: Any = None, **options: Any) -> nb.ProjectedP
     return made.fit((x, y) if fitted_to is None else fitted_to, **options)
 
 
-def found(fitted: nb.ProjectedPosterior) -> dict[str, Any]:
+def found(fitted: nb.ProjectedPosterior, parallel: str | None) -> dict[str, Any]:
     """What a fit leaves behind: samples, its report, what it remembers, and an answer."""
+    predict = partial(nb.in_parallel, fitted.predict) if parallel == "data" else fitted.predict
     report = fitted.report.to_dict()
     del report["seconds"], report["peak_memory"]
     assert fitted._familiar is not None
@@ -56,12 +58,12 @@ def found(fitted: nb.ProjectedPosterior) -> dict[str, Any]:
         "data": fitted._need_measured().data,
         "features": fitted._familiar.features,
         "sums": fitted._familiar.sums,
-        "variance": fitted.predict(2.0 * data()[0]).variance,
+        "variance": predict(2.0 * data()[0]).variance,
     }
 
 
 def fit(rank: int, kind: str, parallel: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    return found(posterior(kind, parallel=parallel, **options))
+    return found(posterior(kind, parallel=parallel, **options), parallel)
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -72,13 +74,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def fits(rank: int, parallel: str | None) -> dict[str, dict[str, Any]]:
-    """All fits, one after the other."""
-    made = {name: fit(rank, kind, parallel, options) for name, (kind, options) in CASES.items()}
-    if parallel == "samples":
-        extended = posterior("outputs", n_samples=10, projector=BLOCKS, parallel=parallel).extend(8)
-        made["extended"] = {"directions": extended.directions}
-    return made
+QUICK = ("outputs in blocks",)
+
+
+def fits(rank: int, parallel: str | None, names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Some of the fits, one after the other."""
+    return {name: fit(rank, kind, parallel, options) for name in names for kind, options in [CASES[name]]}
+
+
+def extended(rank: int, parallel: str | None) -> dict[str, Tensor]:
+    """More samples of a fit: at once, and after its training data were opened again."""
+    fitted = posterior("outputs", n_samples=10, projector=BLOCKS, parallel=parallel).extend(4)
+    again = fitted.release().prepare(*data(), projector=BLOCKS, parallel=parallel).extend(4)
+    exact = again.functional_variance(2.0 * data()[0][:2], exact=True)
+    return {"directions": again.directions, "exact": exact}
 
 
 class Counted(Dataset[Any]):
@@ -151,19 +160,28 @@ def refusal(work: Any) -> str:
     return "no error"
 
 
-def trouble(rank: int) -> dict[str, Any]:
-    """What each process raises when one of them has bad data, runs out of memory, or goes its own way."""
+def bad_input(rank: int) -> dict[str, Any]:
+    """What each process raises when one of them has bad data, or a program that fails; and an exchange after it."""
     x, y = data()
-    outcome = dict[str, Any]()
-    with_nan, wide = x.clone(), [(x[:10], y[:10]), (x[10:, :4], y[10:])]
+    with_nan = x.clone()
     with_nan[-1, 0] = torch.nan  # an example of the last process
-    outcome["nan"] = refusal(lambda: posterior("outputs", (with_nan, y), parallel="data"))
-    outcome["wide"] = refusal(lambda: posterior("outputs", wide, parallel="data"))
-    outcome["bug"] = refusal(lambda: nb.in_parallel(lambda part: 1 / rank if rank == 0 else part, x))
-    outcome["after"] = posterior("outputs", parallel="data").directions  # the processes still understand each other
-    outcome["memory"] = memory(rank)
-    outcome["apart"] = refusal(lambda: posterior("outputs", parallel="data" if rank else "samples"))
-    return outcome
+    return {
+        "nan": refusal(lambda: posterior("outputs", (with_nan, y), parallel="data")),
+        "bug": refusal(lambda: nb.in_parallel(lambda part: 1 / rank if rank == 0 else part, x)),
+        "after": nb.in_parallel(lambda part: part, x),
+    }
+
+
+def trouble(rank: int) -> dict[str, Any]:
+    """What each process raises when they have different data, run out of memory, or go their own ways."""
+    x, y = data()
+    wide = [(x[:10], y[:10]), (x[10:, :4], y[10:])]
+    return {
+        "wide": refusal(lambda: posterior("outputs", wide, parallel="data")),
+        "after": posterior("outputs", parallel="data").directions,  # the processes still understand each other
+        "memory": memory(rank),
+        "apart": refusal(lambda: posterior("outputs", parallel="data" if rank else "samples")),
+    }
 
 
 def memory(rank: int) -> dict[str, Any]:
@@ -208,5 +226,18 @@ def killed(rank: int, folder: str, parallel: str) -> dict[str, Any]:
     return {"said": said, "seconds": time.time() - float(Path(folder, "killed").read_text())}
 
 
-def resumed(rank: int, folder: str, parallel: str) -> Tensor:
-    return posterior("outputs", projector=BLOCKS, parallel=parallel, checkpoint=f"{folder}/fit").directions
+def resumed(rank: int, folder: str, parallel: str) -> dict[str, Any]:
+    """The fit that was killed, continued; and the sweeps at which its residual was measured."""
+    from nullbayes.posteriors.progress import Progress
+
+    sweeps, seen = Progress.sweeps, list[int]()
+
+    def watched(self: Progress, tolerance: float) -> Any:
+        return lambda sweep, residual: seen.append(sweep)
+
+    Progress.sweeps = watched  # type: ignore[method-assign]
+    try:
+        fitted = posterior("outputs", projector=BLOCKS, parallel=parallel, checkpoint=f"{folder}/fit")
+    finally:
+        Progress.sweeps = sweeps  # type: ignore[method-assign]
+    return {"directions": fitted.directions, "sweeps": seen}

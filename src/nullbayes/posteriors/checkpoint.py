@@ -1,7 +1,8 @@
 """Checkpoints: the state of a fit in a file, from which another process can continue to the same result, bit by bit.
 
 The file holds the state of the projector's iteration, the seed, and the identity of the fit: hashes of the model and of
-the data, and every setting that the result depends on. No other fit can continue from it.
+the data, and every setting that the result depends on. No other fit can continue from it. Another number of processes
+that share the data can: they make a plan of their own, and continue from the samples as they are.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ KIND = "checkpoint"
 _EVERY = 5.0  # seconds between two writings, at least
 _SHARE = 0.02  # of the time may be spent on writing
 _HASHED = ("model", "data", "noise")  # settings that a message cannot show
+_DIVIDED = ("processes", "plan")  # what depends on how many processes share the data
 
 
 @dataclass(frozen=True)
@@ -75,21 +77,24 @@ class Checkpoint:
         if self._ours and (finished or in_vain):
             io.remove(self._path)
 
-    def stored(self, request: FitRequest, seed: int | None) -> tuple[int, Memory] | None:
+    def stored(self, request: FitRequest, seed: int | None) -> tuple[int, Memory | None] | None:
         """Return the seed and the memory of the fit in the file, or None without a file; refuse that of another fit.
 
-        ``seed`` is that of the generator that the user passed, if any.
+        ``seed`` is that of the generator that the user passed, if any. The memory is None if another number of
+        processes shared the data.
         """
         return self._group.first(lambda: self._stored(request, seed))
 
-    def _stored(self, request: FitRequest, seed: int | None) -> tuple[int, Memory] | None:
+    def _stored(self, request: FitRequest, seed: int | None) -> tuple[int, Memory | None] | None:
         if not self._path.is_file():
             return None
         _, header = self._read()
-        self._compare(_identity(request), header["problem"])
+        here, stored = _identity(request), header["problem"]
+        self._compare(here, stored)
         if seed is not None and seed != header["seed"]:
             self.refuse("its generator had another seed (none need be passed)")
-        return header["seed"], Memory(**header["memory"])
+        same = here["processes"] == stored.get("processes")
+        return header["seed"], Memory(**header["memory"]) if same else None
 
     def begin(self, request: FitRequest, plan: FitPlan, seed: int, noise: Tensor | None) -> None:
         """Resume the file, if there is one, or write the first; ``noise`` is what is projected if not N(0, I)."""
@@ -199,10 +204,11 @@ class Checkpoint:
         return tensors, header
 
     def _compare(self, here: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+        divided = here["processes"] != stored.get("processes")
         shown = [
             f"another {name}" if name in _HASHED else f"{name} was {stored.get(name)!r} and is {value!r}"
             for name, value in here.items()
-            if value != stored.get(name)
+            if value != stored.get(name) and not (divided and name in _DIVIDED)
         ]
         if shown:
             self.refuse("; ".join(shown))
@@ -233,4 +239,5 @@ def _identity(request: FitRequest) -> dict[str, Any]:
         "device": rows.device.type,
         "model": network.fingerprint(),
         "data": rows.examples.fingerprint(),
+        "processes": rows.examples.group.size,
     }

@@ -41,12 +41,12 @@ class Fitted:
 
 def fit(
     ask: Callable[[], FitRequest],
+    device: torch.device,
     base: Base | None,
     generator: torch.Generator | None,
     checkpoint: str | os.PathLike[str] | None,
-    bar: Progress,
-    meter: Meter,
     *,
+    show: bool,
     trial: bool,
 ) -> tuple[Prepared, Fitted]:
     """Fit a posterior: open the data and ask for a fit to their rows, plan it, and draw samples.
@@ -54,9 +54,12 @@ def fit(
     ``base`` and ``generator`` give the noise, and ``checkpoint`` is the file from which a killed fit continues. A
     ``trial`` measures which prior precision keeps the promise.
     """
-    with meter.phase("data"):
-        request = ask()
-    with contextlib.nullcontext() if checkpoint is None else Checkpoint(checkpoint, request.group) as store:
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(Progress(show=show))
+        meter = Meter(device, bar.phase)
+        with meter.phase("data"):
+            request = ask()
+        store = None if checkpoint is None else stack.enter_context(Checkpoint(checkpoint, request.group))
         noise, plan = begin(request, base, None if generator is None else draw_seed(generator), store)
         promise = None
         if trial:
@@ -75,11 +78,13 @@ def fit(
 def begin(request: FitRequest, base: Base | None, seed: int | None, store: Checkpoint | None) -> tuple[Noise, FitPlan]:
     """Return the noise and the plan of a fit: those of its checkpoint, if there is one, or new ones."""
     stored = None if store is None else store.stored(request, seed)
-    if store is None or stored is None:
-        drawn_seed = request.group.first(lambda: draw_seed(None) if seed is None else seed)
-        noise, plan = Noise(base, drawn_seed), make_plan(request)
+    if stored is None:
+        noise, memory = Noise(base, request.group.first(lambda: draw_seed(None) if seed is None else seed)), None
     else:
         noise, memory = Noise(base, stored[0]), stored[1]
+    if store is None or memory is None:
+        plan = make_plan(request)
+    else:
         try:
             plan = make_plan(request, memory.limit, memory.host, memory.halvings)
         except SettingsError:

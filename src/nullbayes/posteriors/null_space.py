@@ -17,7 +17,7 @@ from nullbayes.posteriors import extending, fitting, preparing, variances
 from nullbayes.posteriors.arguments import Base, data_and_count, lost
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.measured import REPORT, Measured, from_header
-from nullbayes.posteriors.parallel import RowKind, request, working
+from nullbayes.posteriors.parallel import RowKind, request, sharing
 from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.precision import full_precision
 from nullbayes.projectors import Projector
@@ -114,14 +114,14 @@ class NullSpacePosterior(SamplePosterior):
         self._base, self._likelihood, self._precision_rule = base, self._asked, self._asked_precision
         self._network.check_unchanged()
         rtol = self._tolerance if tolerance is None else tolerance
-        with working(parallel, self._network.device, show=progress) as (shared, bar, meter):
+        with sharing(parallel) as shared:
             self._prepared, fitted = fitting.fit(
                 lambda: request(self._kind(), data, self._asked, shared, n_samples, projector, rtol, memory_limit),
+                self._network.device,
                 base,
                 generator,
                 checkpoint,
-                bar,
-                meter,
+                show=progress and shared.speaks,
                 trial=self._precision_rule == "auto" and held_out is None,
             )
             self._likelihood = self._prepared.jacobian.likelihood

@@ -107,13 +107,18 @@ class Shared:
     what: str | None
     group: Group
 
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the process that shows its progress."""
+        return self.group.rank == 0
+
 
 @contextlib.contextmanager
-def working(parallel: str | None, device: torch.device, *, show: bool) -> Iterator[tuple[Shared, Progress, Meter]]:
-    """Join the processes of a fit, and let the first of them show its progress."""
+def sharing(parallel: str | None) -> Iterator[Shared]:
+    """Join the processes of a call with ``parallel=...``: all of them fail if one does, and the first speaks."""
     group = resolve(parallel)
-    with one_voice(group), Progress(show=show and group.rank == 0) as bar:
-        yield Shared(parallel, group), bar, Meter(device, bar.phase)
+    with one_voice(group):
+        yield Shared(parallel, group)
 
 
 def request(

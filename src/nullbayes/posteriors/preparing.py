@@ -8,8 +8,8 @@ from nullbayes.errors import DataError
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.posteriors.fitting import build
 from nullbayes.posteriors.measured import Measured
-from nullbayes.posteriors.parallel import open_rows
-from nullbayes.posteriors.plan import FitRequest, make_plan, within_memory
+from nullbayes.posteriors.parallel import request, sharing
+from nullbayes.posteriors.plan import make_plan, within_memory
 from nullbayes.posteriors.progress import Meter
 from nullbayes.projectors import Projector
 
@@ -24,6 +24,7 @@ def prepare(
     projector: str | Projector = "auto",
     tolerance: float | None = None,
     memory_limit: int | str | None = None,
+    parallel: str | None = None,
 ) -> P:
     """Build rows and projector again, for ``extend`` and exact variances after ``load``, a copy or ``release``.
 
@@ -31,7 +32,7 @@ def prepare(
     ----------
     loader, targets : iterable of batches, or inputs and targets
         The training data of the fit, in the same order. Other data are refused.
-    projector, memory_limit
+    projector, memory_limit, parallel
         As for :meth:`fit`.
     tolerance : float, optional
         By default that of the fit.
@@ -53,19 +54,21 @@ def prepare(
     posterior: Any = self
     measured, data = posterior._need_measured(), loader if targets is None else (loader, targets)
     posterior._network.check_unchanged()
-    rows = open_rows(posterior._kind(), data, posterior._likelihood)
-    check_same_data(rows, measured)
-    posterior.release()._likelihood = rows.likelihood
-    tolerance = measured.tolerance if tolerance is None else tolerance
-    asked, meter = FitRequest(rows, posterior.n_samples, projector, tolerance, memory_limit), Meter(rows.device)
-    posterior._prepared = within_memory(asked, make_plan(asked), lambda plan: build(asked, plan, meter))
+    rtol, n, kind = measured.tolerance if tolerance is None else tolerance, posterior.n_samples, posterior._kind()
+    with sharing(parallel) as shared:
+        asked = request(kind, data, posterior._likelihood, shared, n, projector, rtol, memory_limit)
+        check_same_data(asked.rows, measured)
+        posterior.release()._likelihood = asked.rows.likelihood
+        meter = Meter(asked.rows.device)
+        posterior._prepared = within_memory(asked, make_plan(asked), lambda plan: build(asked, plan, meter))
     return self
 
 
 def check_same_data(rows: JacobianRows, measured: Measured) -> None:
     """Refuse the rows of other data than a posterior was fitted to."""
-    if rows.n_rows != measured.n_rows:
-        msg = f"The posterior was fitted to {measured.n_rows} rows, these data have {rows.n_rows}: pass those again."
+    n_rows = rows.examples.n_all * rows.rows_per_example
+    if n_rows != measured.n_rows:
+        msg = f"The posterior was fitted to {measured.n_rows} rows, these data have {n_rows}: pass those again."
         raise DataError(msg)
     if rows.examples.fingerprint() != measured.data:
         msg = "These are other data than the posterior was fitted to: pass those again, in the same order."
