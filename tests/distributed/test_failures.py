@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nullbayes.projectors import Projector
 from support.joint_fits import BLOCKS, bad_input, data, killed, posterior, resumed, trouble
 from support.together import DIED, together
 
@@ -35,15 +36,19 @@ def test_processes_that_differ_are_told_so_and_memory_of_one_is_memory_of_all() 
         torch.testing.assert_close(found["memory"]["directions"], expected, rtol=1e-5, atol=1e-6)
 
 
-def check_killed(folder: Path, parallel: str, n: int, then: int) -> None:
+def check_killed(folder: Path, parallel: str, n: int, then: int, projector: str | Projector = BLOCKS) -> None:
     """One of n processes is killed; so many others continue, one of them in this process."""
-    *survivors, dead = together(killed, n, str(folder), parallel)
+    *survivors, dead = together(killed, n, str(folder), parallel, projector)
     assert dead == DIED
     for survivor in survivors:
         assert survivor["said"].startswith("ProcessLostError: Another process of this run no longer answers")
         assert survivor["seconds"] < 20.0
     assert (folder / "fit").is_file()
-    again = [resumed(0, str(folder), parallel)] if then == 1 else together(resumed, then, str(folder), parallel)
+    again = (
+        [resumed(0, str(folder), parallel, projector)]
+        if then == 1
+        else together(resumed, then, str(folder), parallel, projector)
+    )
     expected = posterior("outputs", projector=BLOCKS, parallel="samples" if parallel == "samples" else None)
     for found in again:
         assert parallel == "samples" or found["sweeps"][0] > 1, "it begins where the file is"
@@ -54,6 +59,11 @@ def check_killed(folder: Path, parallel: str, n: int, then: int) -> None:
 
 def test_a_killed_process_stops_the_others_and_one_process_continues(tmp_path: Path) -> None:
     check_killed(tmp_path, "data", 2, 1)
+
+
+@pytest.mark.slow
+def test_another_number_of_processes_continues_with_a_plan_of_its_own(tmp_path: Path) -> None:
+    check_killed(tmp_path, "data", 2, 1, "auto")
 
 
 @pytest.mark.slow

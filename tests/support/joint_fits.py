@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 import nullbayes as nb
-from nullbayes.projectors import Alternating, Krylov
+from nullbayes.projectors import Alternating, Krylov, Projector
 
 N, SAMPLES = 20, 18
 BLOCKS = Krylov(Alternating(block_rows=12, coarse=20), rtol=1e-8)  # 62 sweeps in one process
@@ -202,7 +202,18 @@ def memory(rank: int) -> dict[str, Any]:
     return {"directions": fitted.directions, "notes": fitted.report.notes, "calls": len(calls)}
 
 
-def killed(rank: int, folder: str, parallel: str) -> dict[str, Any]:
+def checkpointed(folder: str, parallel: str, projector: str | Projector) -> nb.ProjectedPosterior:
+    """A fit with a checkpoint; "auto" is made to choose blocks, which depend on the number of processes."""
+    from nullbayes.projectors import auto
+
+    direct, auto._DIRECT = auto._DIRECT, 0
+    try:
+        return posterior("outputs", projector=projector, tolerance=1e-8, parallel=parallel, checkpoint=f"{folder}/fit")
+    finally:
+        auto._DIRECT = direct
+
+
+def killed(rank: int, folder: str, parallel: str, projector: str | Projector) -> dict[str, Any]:
     """A fit whose last process kills itself in its third sweep; the others say what they see, and when."""
     from nullbayes.posteriors import checkpoint
     from nullbayes.posteriors.progress import Progress
@@ -222,11 +233,11 @@ def killed(rank: int, folder: str, parallel: str) -> dict[str, Any]:
         return dying
 
     Progress.sweeps = watched  # type: ignore[method-assign]
-    said = refusal(lambda: posterior("outputs", projector=BLOCKS, parallel=parallel, checkpoint=f"{folder}/fit"))
+    said = refusal(lambda: checkpointed(folder, parallel, projector))
     return {"said": said, "seconds": time.time() - float(Path(folder, "killed").read_text())}
 
 
-def resumed(rank: int, folder: str, parallel: str) -> dict[str, Any]:
+def resumed(rank: int, folder: str, parallel: str, projector: str | Projector) -> dict[str, Any]:
     """The fit that was killed, continued; and the sweeps at which its residual was measured."""
     from nullbayes.posteriors.progress import Progress
 
@@ -237,7 +248,7 @@ def resumed(rank: int, folder: str, parallel: str) -> dict[str, Any]:
 
     Progress.sweeps = watched  # type: ignore[method-assign]
     try:
-        fitted = posterior("outputs", projector=BLOCKS, parallel=parallel, checkpoint=f"{folder}/fit")
+        fitted = checkpointed(folder, parallel, projector)
     finally:
         Progress.sweeps = sweeps  # type: ignore[method-assign]
     return {"directions": fitted.directions, "sweeps": seen}

@@ -49,16 +49,18 @@ def products(rank: int) -> dict[str, Tensor]:
     return found
 
 
-def everything(rank: int) -> tuple[dict[str, Tensor], dict[tuple[str, str], tuple[Tensor, Tensor]]]:
-    return products(rank), projections(rank)
+def everything(
+    rank: int, names: tuple[str, ...]
+) -> tuple[dict[str, Tensor], dict[tuple[str, str], tuple[Tensor, Tensor]]]:
+    return products(rank), projections(names)
 
 
-def projections(rank: int) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
+def projections(names: tuple[str, ...]) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
     group, found = resolve("data"), {}
     for case_name in MATRICES:
         case = CASES[case_name]
         rows = spread(case.matrix, case.block_rows or 3, group)
-        for name in PROJECTORS:
+        for name in names:
             if "Alternating" in name and (group.size > 2 or case_name != "full_rank"):
                 continue  # which converges slowly
             projection = solve(PROJECTORS[name](1e-8), rows, case.matrix)

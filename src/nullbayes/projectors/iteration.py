@@ -72,9 +72,11 @@ class Iterative(Projector):
         if rows.reference is not rows:
             target = _MARGIN * target
         loop = _Loop.begin(self._start(state, noise), before, target, rows.n_parts)
+        most = self.max_sweeps
         if store is not None and not loop.load(store.load(loop.tensors())):
             loop.carry = self._start(state, loop.carry[0])
-        outcome = _run(loop, state, self._step(state), target, self.max_sweeps, callback, store)
+            most += loop.k  # sweeps over other blocks, which may be smaller, do not count
+        outcome = _run(loop, state, self._step(state), target, most, callback, store)
         attempt = Attempt(loop.directions, loop.taken, outcome, state.precision, norms=(loop.norms, before))
         return finish_projection(self, rows, noise, attempt, callback)
 
