@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,9 +32,10 @@ def run(settings: Settings) -> dict[str, Any]:
     """Fit with one number of processes after the other."""
     o, rows = settings.options, []
     for processes in o.processes:
-        spec = {**vars(o), "device": str(settings.device), "seed": settings.seed}
-        found = measure(spec) if processes == 1 else _launched(processes, spec)
-        rows.append({"processes": processes, "cores": os.cpu_count(), **found})
+        spec = {**vars(o), "repeats": 1, "device": str(settings.device), "seed": settings.seed}
+        found = launched(spec, ["--nproc-per-node", str(processes)])
+        times = {"seconds": found["seconds"][0], "cpu_seconds": found["cpu_seconds"][0]}
+        rows.append({"processes": processes, "cores": os.cpu_count(), **found, **times})
     one, most = rows[0], rows[-1]
     ratios = {
         "CPU time of one process / of each of most": one["cpu_seconds"] / most["cpu_seconds"],
@@ -45,23 +47,23 @@ def run(settings: Settings) -> dict[str, Any]:
     return result(rows, ratios, holds=holds)
 
 
-def _launched(processes: int, spec: dict[str, Any]) -> dict[str, Any]:
-    """Measure in several processes, which torchrun starts."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+def launched(spec: dict[str, Any], torchrun: Sequence[str] | None) -> dict[str, Any]:
+    """Measure in processes of their own: those that torchrun starts with these options, or one without torchrun."""
+    launcher = [] if torchrun is None else ["-m", "torch.distributed.run", "--standalone", *torchrun]
     command = [sys.executable, *launcher, "-m", "benchmarks.cases.processes", json.dumps(spec)]
     paths = [str(FOLDER.parent), str(Path(nb.__file__).resolve().parents[1])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
-        msg = f"{processes} processes failed:\n{done.stderr}"
+        msg = f"{' '.join(command)} failed:\n{done.stderr}"
         raise RuntimeError(msg)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def measure(spec: dict[str, Any]) -> dict[str, Any]:
-    """Fit once, together with the other processes, if there are any."""
-    o, threads = SimpleNamespace(**spec), torch.get_num_threads()
+    """Fit some times, together with the other processes, if there are any; of several times, the first is left out."""
+    o, seconds, cpu_seconds = SimpleNamespace(**spec), list[float](), list[float]()
     group, sent = nb.distributed.init(), [0]
     add_up = nb.distributed.Group.sum
 
@@ -75,7 +77,8 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     posterior = nb.ProjectedPosterior(problem.model, prior_precision=1e4)
     torch.set_num_threads(1)
     nb.distributed.Group.sum = counted  # type: ignore[method-assign]
-    try:
+    for _ in range(o.repeats + (o.repeats > 1)):
+        sent[0] = 0
         group.gather(None)  # the clocks start together
         start, cpu = time.perf_counter(), time.process_time()
         generator = torch.Generator().manual_seed(o.seed)
@@ -83,18 +86,17 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
             problem.loader, n_samples=o.samples, projector=nb.projectors.Krylov(blocks), generator=generator,
             progress=False, parallel=o.parallel,
         )  # fmt: skip
-        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
-    finally:
-        nb.distributed.Group.sum = add_up  # type: ignore[method-assign]
-        torch.set_num_threads(threads)
+        length = float(posterior.directions.norm())  # waits for a GPU
+        seconds.append(time.perf_counter() - start)
+        cpu_seconds.append(time.process_time() - cpu)
     return {
-        "seconds": seconds,
-        "cpu_seconds": cpu_seconds,
+        "seconds": seconds[-o.repeats :],
+        "cpu_seconds": cpu_seconds[-o.repeats :],
         "parameters": posterior.report.n_parameters,
         "rows": posterior.report.n_rows,
         "sweeps": posterior.report.sweeps,
         "megabytes_per_sweep": sent[0] / max(1, posterior.report.sweeps) / 1e6,
-        "length": float(posterior.directions.norm()),
+        "length": length,
     }
 
 

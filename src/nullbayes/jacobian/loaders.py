@@ -254,8 +254,9 @@ def _is_data(pair: tuple[Any, Any]) -> bool:
 
 
 def sampler_of(loader: DataLoader[Any]) -> Any:
-    """Return what chooses the examples of a loader."""
-    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+    """Return what chooses the examples of a loader; Accelerate wraps it once more."""
+    batches = getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
+    return getattr(batches, "sampler", loader.sampler)
 
 
 def _wanted(loader: DataLoader[Any]) -> str:
@@ -318,6 +319,8 @@ def _losses(loader: DataLoader[Any]) -> str:
     batches, sampler = loader.batch_sampler, sampler_of(loader)
     if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
         return f"takes one part in {sampler.num_replicas} of the examples (DistributedSampler)"
+    if (n := getattr(batches, "num_processes", 1)) > 1:
+        return f"takes one part in {n} of the examples ({type(batches).__name__}, by accelerator.prepare)"
     if not getattr(batches, "drop_last", getattr(loader, "drop_last", False)):
         return ""
     try:
