@@ -138,7 +138,7 @@ class _Full(Laplace):
         if factored and rows.n_columns == side:
             return Primal(normal_matrix(rows))
         if factored:
-            return Dual(context.held(context.available // 4))
+            return Dual(context.held(context.available // 2))
         vectors = 4 * (context.n_samples + _PRECONDITIONED) * rows.n_columns * rows.dtype.itemsize
         if vectors > context.available:
             msg = (
@@ -147,7 +147,7 @@ class _Full(Laplace):
                 "nb.baselines.LastLayerLaplace or DiagonalLaplace."
             )
             raise SettingsError(msg)
-        return MatrixFree(context.held(context.available - vectors), _PRECONDITIONED, context.generator())
+        return MatrixFree(context.held(vectors), _PRECONDITIONED, context.generator())
 
 
 class LinearizedLaplace(Baseline):
@@ -216,7 +216,7 @@ class _Lanczos(Laplace):
 
     def approximate(self, context: FitContext) -> Curvature:
         rank = context.vectors(self.memory_budget)
-        return lanczos_pairs(context.held(context.available // 4), rank, context.generator())
+        return lanczos_pairs(context.lanczos_rows(rank), rank, context.generator())
 
 
 class LanczosLaplace(Baseline):

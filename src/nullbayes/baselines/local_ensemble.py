@@ -47,7 +47,7 @@ class _Outside(Method[LowRank]):
     @full_precision()
     def fit(self, context: FitContext) -> Learned[LowRank]:
         rank = context.vectors(self.memory_budget)
-        pairs = lanczos_pairs(context.held(context.available // 4), rank, context.generator())
+        pairs = lanczos_pairs(context.lanczos_rows(rank), rank, context.generator())
         return Learned(pairs, pairs.rank, "outside the leading eigenvectors")
 
     def score_rows(self, state: LowRank, rows: Tensor, question: Question) -> Tensor:
@@ -137,7 +137,7 @@ class _SketchedLanczos(Method[Sketched]):
         def keep(k: int, vector: Tensor) -> None:
             sketched[k] = sketch(vector[None])[0]
 
-        rows = context.held(context.available // 4)
+        rows = context.lanczos_rows(self.memory_budget)
         combinations = lanczos_process(rows, rank, context.generator(), keep).in_row_space()
         found = len(combinations)
         basis = _orthonormal(combinations.T.to(sketched) @ sketched[:found])

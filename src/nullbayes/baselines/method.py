@@ -65,15 +65,20 @@ class FitContext:
         """Return a new generator with the seed of the fit."""
         return torch.Generator().manual_seed(self.seed)
 
-    def held(self, allowed: int) -> Rows:
-        """Return the rows, stored in memory if they fit in so many bytes: for methods that read them often."""
-        return self.rows.stored("device") if self.rows.costs().held_bytes <= allowed else self.rows
+    def held(self, beside: int) -> Rows:
+        """Return the rows, stored if memory has room for them beside so many bytes: for methods that read them often."""
+        room = (self.available - beside) // 8 * 7  # the rest is for products with them
+        return self.rows.stored("device") if self.rows.costs().held_bytes <= room else self.rows
 
     def vectors(self, memory_budget: int) -> int:
         """Return how many vectors of the size of the parameters a budget allows; refuse it if memory does not."""
         rank = min(memory_budget, self.rows.n_rows, self.rows.n_columns)
         self.check_budget(memory_budget, _COPIES * rank * self.rows.n_columns)
         return rank
+
+    def lanczos_rows(self, rank: int) -> Rows:
+        """Return the rows for so many Lanczos steps, stored if there is room for them beside the vectors."""
+        return self.held(_COPIES * rank * self.rows.n_columns * self.rows.dtype.itemsize)
 
     def check_budget(self, memory_budget: int, numbers: int) -> None:
         """Refuse a budget if so many numbers do not fit in memory."""

@@ -36,15 +36,18 @@ class ResidualSizes(Sizes):
         Globs of the parameters that may vary.
     strengths : int
         Of fog and blur, beside none.
+    published : int
+        Training examples that are rows, for the published network.
     """
 
     parameters: tuple[str, ...] = ("*",)
     strengths: int = 5
+    published: int = 6000
 
 
-FULL = ResidualSizes(n=6000, epochs=40, held_out=1000, test=4000, shifted=2000)
+FULL = ResidualSizes(n=3000, epochs=40, held_out=1000, test=4000, shifted=2000)
 QUICK = ResidualSizes(
-    n=100, epochs=1, held_out=200, test=200, shifted=50, samples=10, budget=10, pictures=4, strengths=2,
+    n=100, published=100, epochs=1, held_out=200, test=200, shifted=50, samples=10, budget=10, pictures=4, strengths=2,
     parameters=("layer3.2.*", "linear.*"),
     only=("MAP", "ProjectedPosterior", "LossProjectedPosterior", "DiagonalLaplace", "LastLayerLaplace", "SWAG",
           *DETECTORS, "TemperatureScaling"),
@@ -80,7 +83,7 @@ def _trained(settings: Settings, name: str, sizes: ResidualSizes) -> Task:
 
 
 def _published(settings: Settings, sizes: ResidualSizes) -> Task:
-    return published_resnet(settings, sizes.n, sizes.parameters, held_out=sizes.held_out, test=sizes.test)
+    return published_resnet(settings, sizes.published, sizes.parameters, held_out=sizes.held_out, test=sizes.test)
 
 
 def _picture(x: Inputs) -> Tensor:

@@ -42,7 +42,7 @@ class TextSizes(Sizes):
     rank: int = 4
 
 
-FULL = TextSizes(n=15_000, epochs=6, held_out=1000, test=4500, shifted=0, members=3)
+FULL = TextSizes(n=15_000, epochs=6, held_out=1000, test=4500, shifted=0, members=3, budget=30)
 QUICK = TextSizes(
     n=450, epochs=6, held_out=200, test=200, shifted=0, samples=10, budget=10, pictures=4, length=16,
     patience=60.0, only=(*_OURS, "LastLayerLaplace", *DETECTORS, "TemperatureScaling"),
@@ -62,18 +62,18 @@ def study(settings: Settings, sizes: TextSizes, folder: str = "") -> Results:
         Where the weights of MiniLM are; see `nullbayes.experiments.text`.
     """
     free = {
-        "MiniLM, last layer and head": ((sizes.last, "head.*"), 0, ()),
-        "MiniLM, head": (("head.*",), 0, ("MAP", "LossProjectedPosterior")),
-        "MiniLM, whole encoder": (("*",), 0, ("MAP", "LossProjectedPosterior")),
-        "MiniLM, LoRA adapters and head": ((*ADAPTERS, "head.*"), sizes.rank, _OURS),
+        "MiniLM, last layer and head": ((sizes.last, "head.*"), 0, (), None),
+        "MiniLM, head": (("head.*",), 0, ("MAP", "LossProjectedPosterior"), None),
+        "MiniLM, whole encoder": (("*",), 0, ("MAP", "LossProjectedPosterior"), 1),
+        "MiniLM, LoRA adapters and head": ((*ADAPTERS, "head.*"), sizes.rank, _OURS, None),
     }
     task = functools.partial(_task, sizes=sizes, folder=folder)
     subject = functools.partial(
         Subject, show=functools.partial(_sentence, settings, folder), gallery_by="LossProjectedPosterior"
     )
     subjects = [
-        subject(name, functools.partial(task, free=globs, rank=rank), only=only)
-        for name, (globs, rank, only) in free.items()
+        subject(name, functools.partial(task, free=globs, rank=rank), only=only, seeds=seeds)
+        for name, (globs, rank, only, seeds) in free.items()
     ]
     return run_study(settings, subjects, sizes)
 
