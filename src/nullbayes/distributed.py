@@ -85,7 +85,7 @@ class Group:
         whole = torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
         return whole.movedim(0, dim).to(tensor.device).contiguous()
 
-    def send(self, tensor: Tensor, rank: int) -> Tensor:
+    def broadcast(self, tensor: Tensor, rank: int) -> Tensor:
         """Return the tensor of one process, to all of them; shapes are equal."""
         if self.size == 1:
             return tensor
@@ -128,6 +128,15 @@ class Group:
                 _mark(error)
             raise
         self._shake_hands()
+
+    def attempt(self, work: Callable[[], T]) -> T | limits.OutOfMemory:
+        """Return what ``work`` returns; if memory runs out in any process, the error, in all of them."""
+
+        def shared() -> T:
+            with self.together():
+                return work()
+
+        return limits.attempt(shared)
 
     def _tell(self, error: BaseException) -> None:
         self._exchange(_FAILED, 0)

@@ -20,7 +20,7 @@ from nullbayes.jacobian.batches import input_checksums, leaves
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
-from nullbayes.limits import OutOfMemory, attempt
+from nullbayes.limits import OutOfMemory
 
 NEIGHBOURS = (1, 10, 50)
 _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
@@ -96,15 +96,10 @@ class Familiar:
 def remember(network: Network, examples: Examples) -> Familiar | None:
     """Read the features of some training examples; None where memory is too small for a few."""
     for size in _SIZES:
-        found = attempt(partial(_remember_together, network, examples, size))
+        found = examples.group.attempt(partial(_remembered, network, examples, size))
         if not isinstance(found, OutOfMemory):
             return found
     return None
-
-
-def _remember_together(network: Network, examples: Examples, size: int) -> Familiar:
-    with examples.group.together():
-        return _remembered(network, examples, size)
 
 
 def _remembered(network: Network, examples: Examples, size: int) -> Familiar:

@@ -75,7 +75,7 @@ class JointRows(Rows):
                 stop = min(size, start + max(1, step // each) * each)
                 mine = rank == self.group.rank
                 empty = torch.zeros(stop - start, self.n_columns, dtype=self.dtype, device=self.device)
-                other = self.group.send(self.own.block(start, stop).dense() if mine else empty, rank).to(dtype)
+                other = self.group.broadcast(self.own.block(start, stop).dense() if mine else empty, rank).to(dtype)
                 blocks = self.blocks(max(each, min(step, self.rows_per_pass)))
                 products = [block.dense().to(dtype) @ other.T for _, block in blocks]
                 strips.append(torch.cat(products) if products else other.new_zeros(0, stop - start))

@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from nullbayes.errors import SettingsError
-from nullbayes.limits import OutOfMemory, attempt
+from nullbayes.limits import OutOfMemory
 from nullbayes.posteriors import fitting
 from nullbayes.posteriors.arguments import Noise, whole
 from nullbayes.posteriors.parallel import one_voice
@@ -54,7 +54,7 @@ def extend(self: P, n_samples: int, *, progress: bool = True) -> P:
         while posterior.n_samples < wanted:
             note = f"memory ran out; extend drew the samples {at_once} at a time" if at_once < n_samples else ""
             n = min(at_once, wanted - posterior.n_samples)
-            done = attempt(partial(_draw_more, posterior, request, plan, n, bar, note))
+            done = request.group.attempt(partial(_draw_more, posterior, request, plan, n, bar, note))
             if isinstance(done, OutOfMemory) and at_once > 1:
                 at_once = (at_once + 1) // 2
             elif isinstance(done, OutOfMemory):
@@ -66,11 +66,6 @@ def extend(self: P, n_samples: int, *, progress: bool = True) -> P:
 
 def _draw_more(posterior: Any, request: FitRequest, plan: FitPlan, n: int, bar: Progress, note: str) -> fitting.Fitted:
     """Draw ``n`` more samples by a plan, and hold them."""
-    with request.group.together():
-        return _drawn(posterior, request, plan, n, bar, note)
-
-
-def _drawn(posterior: Any, request: FitRequest, plan: FitPlan, n: int, bar: Progress, note: str) -> fitting.Fitted:
     measured, meter = posterior._need_measured(), Meter(posterior._network.device, bar.phase)
     if posterior._prepared is None or posterior._prepared.plan.key != plan.key:
         posterior.release()  # before another is built

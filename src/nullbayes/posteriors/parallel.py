@@ -49,7 +49,7 @@ def project(prepared: Prepared, noise: Tensor, bar: Progress, store: Checkpoint 
     every = {i: info for some in infos for i, info in some.items()}
     device, dtype = prepared.rows.device, prepared.rows.dtype
     directions = [
-        group.send(found[i].directions if i in found else part.to(device, dtype), i % group.size)
+        group.broadcast(found[i].directions if i in found else part.to(device, dtype), i % group.size)
         for i, part in enumerate(parts)
     ]
     return Projection(torch.cat(directions), joined([every[i] for i in range(len(parts))], noise.shape[1]))

@@ -17,7 +17,7 @@ import torch
 from nullbayes.distributed import Group
 from nullbayes.errors import DistributedError, SettingsError
 from nullbayes.jacobian.rows import JacobianRows
-from nullbayes.limits import OutOfMemory, Storage, attempt
+from nullbayes.limits import OutOfMemory, Storage
 from nullbayes.posteriors.arguments import host_memory_bytes, memory_limit_bytes
 from nullbayes.projectors import Plan, Projector, choose, least_bytes
 
@@ -186,13 +186,8 @@ def _mib(size: int) -> str:
 
 def within_memory(request: FitRequest, plan: FitPlan, work: Callable[[FitPlan], T]) -> T:
     """Work by a plan; whenever memory runs out, in any process, start again by a smaller one."""
-
-    def together(plan: FitPlan) -> T:
-        with request.group.together():
-            return work(plan)
-
     while True:
-        done = attempt(functools.partial(together, plan))
+        done = request.group.attempt(functools.partial(work, plan))
         if not isinstance(done, OutOfMemory):
             return done
         plan = shrink(request, plan, done.error)
