@@ -95,6 +95,9 @@ def test_loaders_are_divided_and_predictions_come_in_order() -> None:
         expected, of_tensor, of_list = found["scores"]
         torch.testing.assert_close(of_tensor, expected)
         torch.testing.assert_close(of_list, expected)
+        planned, chosen = found["plans"]
+        assert planned == chosen
+        assert "blocks of 30 rows" in chosen
         assert "repeats examples" in found["repeats"]
         assert "without a DistributedSampler" in found["repeats"]
         assert "shuffles" in found["shuffles"]

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,9 @@ def loaders(rank: int) -> dict[str, Any]:
         outcome[name] = refusal(
             lambda s=sampler: posterior("outputs", DataLoader(s.dataset, sampler=s), parallel="data")
         )  # type: ignore[misc]
+    with blocks_chosen():
+        planned = nb.plan(network(), (x, y), SAMPLES, processes=n)
+        outcome["plans"] = planned.reason, posterior("outputs", parallel="data").report.reason
     outcome["too few"] = refusal(lambda: posterior("outputs", (x[:1], y[:1]), parallel="data"))
     return outcome
 
@@ -202,15 +206,21 @@ def memory(rank: int) -> dict[str, Any]:
     return {"directions": fitted.directions, "notes": fitted.report.notes, "calls": len(calls)}
 
 
-def checkpointed(folder: str, parallel: str, projector: str | Projector) -> nb.ProjectedPosterior:
-    """A fit with a checkpoint; "auto" is made to choose blocks, which depend on the number of processes."""
+@contextmanager
+def blocks_chosen() -> Iterator[None]:
+    """Let "auto" choose blocks for small problems, too; these depend on the number of processes."""
     from nullbayes.projectors import auto
 
     direct, auto._DIRECT = auto._DIRECT, 0
     try:
-        return posterior("outputs", projector=projector, tolerance=1e-8, parallel=parallel, checkpoint=f"{folder}/fit")
+        yield
     finally:
         auto._DIRECT = direct
+
+
+def checkpointed(folder: str, parallel: str, projector: str | Projector) -> nb.ProjectedPosterior:
+    with blocks_chosen():
+        return posterior("outputs", projector=projector, tolerance=1e-8, parallel=parallel, checkpoint=f"{folder}/fit")
 
 
 def killed(rank: int, folder: str, parallel: str, projector: str | Projector) -> dict[str, Any]:
