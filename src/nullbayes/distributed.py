@@ -236,7 +236,7 @@ def _noticing() -> Iterator[None]:
 
 
 def init(*, timeout: float = 3600.0 * _HOURS) -> Group:
-    """Join the other processes that ``torchrun`` started, over NCCL if there are GPUs, and over gloo otherwise.
+    """Join the other processes that ``torchrun`` started, over NCCL if each has a GPU, and over gloo otherwise.
 
     It calls ``torch.distributed.init_process_group``, unless that was done already, and makes the GPU of this process
     the current one. Without ``torchrun`` it does nothing, so that the same script also runs by itself.
@@ -263,10 +263,12 @@ def init(*, timeout: float = 3600.0 * _HOURS) -> Group:
     if not dist.is_available() or (not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) == 1):
         return ALONE
     if not dist.is_initialized():
-        gpus = torch.cuda.is_available() and dist.is_nccl_available()
+        gpus = torch.cuda.device_count()
         if gpus:
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        dist.init_process_group("nccl" if gpus else "gloo", timeout=timedelta(seconds=timeout))
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % gpus)
+        # NCCL does not work where processes share a GPU
+        nccl = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= gpus and dist.is_nccl_available()
+        dist.init_process_group("nccl" if nccl else "gloo", timeout=timedelta(seconds=timeout))
         atexit.register(_leave)
     return _everyone(timeout)
 
