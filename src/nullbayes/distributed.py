@@ -185,7 +185,7 @@ ALONE = Group()
 def _place() -> int:
     """Return a number for the line that asks for an exchange, above zero: the same in processes that are in step."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename in (__file__, contextlib.__file__):
+    while frame is not None and frame.f_code.co_filename in (__file__, contextlib.__file__, limits.__file__):
         frame = frame.f_back
     where = "" if frame is None else f"{frame.f_code.co_qualname}:{frame.f_lineno}"
     return 1 + zlib.crc32(where.encode())
