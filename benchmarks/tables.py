@@ -1,7 +1,8 @@
-"""Turn results of the case ``detection`` into the Markdown tables of ``docs/scores.md``.
+"""Turn results of the case ``detection`` and of studies into the Markdown tables of ``docs/scores.md``.
 
-    python -m benchmarks detection --size full --device cuda --data FOLDER --json result.json
-    python -m benchmarks.tables result.json
+    python -m benchmarks detection --size full --json digits.json --set parts=digits+batchnorm
+    nullbayes reproduce mnist --device cuda --data FOLDER
+    python -m benchmarks.tables digits.json results/mnist/results.json
 
 prints two tables. The first has the AUROC of every method against every set of strangers, their mean for methods that
 have all of them, and the best of each column in bold. Projected posteriors are shown by every score, and each baseline
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import nullbayes as nb
-from benchmarks.cases.detection import means
+from benchmarks.cases.detection import auroc_rows, decision_row, means
 from nullbayes.experiments.judging import LEVELS
 
 _STRANGERS_AT = 0.05  # the level at which the share of flagged strangers is shown
@@ -31,7 +32,7 @@ Row = Mapping[str, Any]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables of the files that are named."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tables", description=__doc__.split("\n")[0])
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what --json has written")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what --json has written, or results.json")
     results = [json.loads(path.read_text(encoding="utf-8")) for path in parser.parse_args(arguments).files]
     print(document(results))
     return 0
@@ -39,15 +40,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def document(results: Iterable[Mapping[str, Any]]) -> str:
     """Return both tables."""
-    cases = [case for result in results for case in result["cases"] if case["case"] == "detection"]
-    cases = [case for case in cases if case.get("rows")]
-    if not cases:
-        msg = "No file has results of the case detection: run python -m benchmarks detection --json FILE."
+    cases = [case for result in results for case in _cases(result)]
+    if not any(case["each"] for case in cases):
+        msg = "No file has results of the case detection or of a study: run python -m benchmarks detection --json FILE."
         raise SystemExit(msg)
     found = _latest((row for case in cases for row in case["each"]), "column", "method", "seed")
     decisions = _latest((row for case in cases for row in case.get("decisions") or ()), "network", "method", "seed")
     parts = [aurocs(_best_scores(means(found))), *([decided(_decided_means(decisions))] if decisions else [])]
     return "\n\n".join(parts)
+
+
+def _cases(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return what a file has: of cases, or of a study whose subjects were given to detectors, too."""
+    if "cases" in result:
+        return [case for case in result["cases"] if case["case"] == "detection" and case.get("rows")]
+    return [_case(subject) for subject in result["results"].get("subjects", ())]
+
+
+def _case(subject: Mapping[str, Any]) -> Mapping[str, Any]:
+    each, decisions, network = list[Row](), list[Row](), subject["name"]
+    for run in subject["runs"]:
+        if "MSP" not in run["methods"]:  # other parameters of a network that has its columns
+            continue
+        for method, found in run["methods"].items():
+            for score, figures in found.get("scores", {}).items():
+                aurocs = {stranger: figure["auroc"] for stranger, figure in figures.items()}
+                each += auroc_rows(network, method, score, run["seed"], aurocs)
+            if "decisions" in found:
+                decisions.append(decision_row(network, method, run["seed"], found["decisions"]))
+    return {"each": each, "decisions": decisions}
 
 
 def _best_scores(rows: Sequence[Row]) -> list[Row]:

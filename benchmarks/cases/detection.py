@@ -96,28 +96,32 @@ def measure(settings: Settings, task: Task) -> tuple[list[Row], list[Row], list[
         except (nb.errors.NullBayesError, torch.OutOfMemoryError) as error:
             notes.append(f"{name} on {task.name}: {str(error).splitlines()[0]}")
             continue
+        evaluation = evaluated(task, name, fitted.method)
         if name in POSTERIORS.values():
-            decided.append(_decisions(settings, task, name, fitted.method))
-        rows += _aurocs(settings, task, fitted)
+            decided.append(decision_row(task.name, name, settings.seed, decisions(task, fitted.method, evaluation)))
+        rows += _aurocs(settings, task, fitted, evaluation)
     return rows, decided, notes
 
 
-def _aurocs(settings: Settings, task: Task, fitted: Fitted) -> Iterator[Row]:
+def _aurocs(settings: Settings, task: Task, fitted: Fitted, evaluation: nb.Evaluation) -> Iterator[Row]:
     """Yield the AUROC of each score of a method; a detector is its score."""
-    name, seconds = fitted.name, fitted.seconds
-    for row in evaluated(task, name, fitted.method).rows:
-        called = name if name in DETECTORS else f"{name}, {row.score}"
+    for row in evaluation.rows:
         aurocs = {stranger: figures.auroc for stranger, figures in row.strangers.items()}
-        print(f"{task.name}, seed {settings.seed}, {called} ({seconds:.1f} s): {aurocs}", flush=True)
-        for stranger, auroc in aurocs.items():
-            where = {"column": f"{task.name} → {stranger}", "seed": settings.seed, "fit_seconds": seconds}
-            yield {**where, "method": called, "auroc": auroc}
+        print(f"{task.name}, seed {settings.seed}, {row.name} ({fitted.seconds:.1f} s): {aurocs}", flush=True)
+        for found in auroc_rows(task.name, fitted.name, row.score, settings.seed, aurocs):
+            yield {**found, "fit_seconds": fitted.seconds}
 
 
-def _decisions(settings: Settings, task: Task, name: str, method: Any) -> Row:
+def auroc_rows(network: str, method: str, score: str, seed: int, aurocs: Mapping[str, float]) -> Iterator[Row]:
+    """Yield a row for each set of strangers; a detector is its score."""
+    called = method if method in DETECTORS else f"{method}, {score}"
+    for stranger, auroc in aurocs.items():
+        yield {"column": f"{network} → {stranger}", "method": called, "seed": seed, "auroc": auroc}
+
+
+def decision_row(network: str, method: str, seed: int, found: Mapping[str, Any]) -> Row:
     """Return rates of alarm, and the coverage and size of label sets, in one row."""
-    found = decisions(task, method)
-    row: Row = {"network": task.name, "method": name, "seed": settings.seed}
+    row: Row = {"network": network, "method": method, "seed": seed}
     row |= {f"flagged at {level}": share for level, share in found["alarms"].items()}
     for i, (stranger, shares) in enumerate(found["flagged"].items(), 1):
         row[f"stranger {i}"] = stranger

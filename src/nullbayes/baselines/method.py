@@ -66,7 +66,7 @@ class FitContext:
         return torch.Generator().manual_seed(self.seed)
 
     def held(self, beside: int) -> Rows:
-        """Return the rows, stored if memory has room for them beside so many bytes: for methods that read them often."""
+        """Return the rows, stored if memory has room for them beside so many bytes."""
         room = (self.available - beside) // 8 * 7  # the rest is for products with them
         return self.rows.stored("device") if self.rows.costs().held_bytes <= room else self.rows
 

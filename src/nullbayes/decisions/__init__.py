@@ -12,6 +12,7 @@ from nullbayes.decisions.calibration import Calibration as Calibration
 from nullbayes.decisions.deciding import COMBINED as COMBINED
 from nullbayes.decisions.deciding import calibrate as calibrate
 from nullbayes.decisions.deciding import calibration_of as calibration_of
+from nullbayes.decisions.deciding import check_mask as check_mask
 from nullbayes.decisions.deciding import combined_score as combined_score
 from nullbayes.decisions.deciding import is_ood as is_ood
 from nullbayes.decisions.deciding import need_calibration as need_calibration

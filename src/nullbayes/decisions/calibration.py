@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nullbayes.decisions.conformal import p_values
 from nullbayes.decisions.weights import Weights
 from nullbayes.errors import FileError
 
@@ -78,6 +79,22 @@ class Calibration:
     def weights(self) -> dict[str, float]:
         """The weight of each statistic of a combined score; empty for another score."""
         return {} if self.combine is None else dict(zip(self.statistics, self.combine.weights, strict=True))
+
+    def p_value(self, scores: Tensor) -> Tensor:
+        """Return the p-values of inputs with these calibrated scores, as ``posterior.p_value`` does for the inputs.
+
+        Parameters
+        ----------
+        scores : Tensor (N,)
+            What ``posterior.ood_score(x)`` returned, or ``scores_in`` and ``scores_out`` of the calibrated row of an
+            evaluation.
+
+        Returns
+        -------
+        Tensor (N,)
+            In float64, on the device of the scores.
+        """
+        return p_values(self.scores.to(scores.device), scores.double())
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings, for JSON; of the ranked examples their number alone."""

@@ -19,7 +19,7 @@ from nullbayes.decisions.weights import learn_weights
 from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.jacobian.batches import is_array
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Mask, check_per
+from nullbayes.predictive import Mask, Prediction, check_per, warn_of_padding
 
 P = TypeVar("P")
 
@@ -161,9 +161,9 @@ def p_value(self: Any, x: Any, *, per: str = "input", mask: Mask = None) -> Tens
     """
     found = need_calibration(self)
     check_per(per)
-    _check_mask(found, mask)
+    check_mask(found, mask)
     if per == "input":
-        return p_values(found.scores.to(self._network.device), self.ood_score(x, found.kind, mask=mask).double())
+        return found.p_value(self.ood_score(x, found.kind, mask=mask))
     if found.position_scores is None:
         msg = 'There is no score of single positions to compare with: use per="input".'
         raise SettingsError(msg)
@@ -279,8 +279,13 @@ def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Ten
 
 
 @full_precision()
-def combined_score(posterior: Any, x: Any, per: str, mask: Mask) -> Tensor:  # (N,) float64
-    """Return the combined score that `calibrate` has learned."""
+def combined_score(
+    posterior: Any, x: Any, per: str, mask: Mask, prediction: Prediction | None = None
+) -> Tensor:  # (N,) float64
+    """Return the combined score that `calibrate` has learned.
+
+    ``prediction`` is that of the posterior for ``x``, one batch on the network's device, where it is already known.
+    """
     found = need_calibration(posterior)
     if found.combine is None:
         msg = f'The posterior was calibrated for "{found.kind}": calibrate(held_out, kind="combined") learns the other.'
@@ -292,6 +297,10 @@ def combined_score(posterior: Any, x: Any, per: str, mask: Mask) -> Tensor:  # (
     if found.statistics != statistics.names(posterior):
         msg = f"The calibration has other statistics than {type(posterior).__name__}: calibrate it again."
         raise NotFittedError(msg)
+    if prediction is not None:
+        if mask is None:
+            warn_of_padding(posterior._likelihood, prediction)
+        return found.combine(statistics.statistics(posterior, x, prediction, mask))
     return torch.cat([found.combine(part) for part in statistics.combined(posterior, x, mask)])
 
 
@@ -300,7 +309,7 @@ def _kind_of(mask: Mask) -> str:
     return "" if mask is None else "all" if isinstance(mask, str) else "given"
 
 
-def _check_mask(found: Calibration, mask: Mask) -> None:
+def check_mask(found: Calibration, mask: Mask) -> None:
     """Refuse to compare scores of masked positions with those of all."""
     if found.mask and _kind_of(mask) != found.mask:
         how = 'mask="all"' if found.mask == "all" else "a mask"

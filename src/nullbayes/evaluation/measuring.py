@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nullbayes.decisions import watched
+from nullbayes.decisions import COMBINED, check_mask, combined_score, need_calibration, watched
 from nullbayes.errors import DataError
 from nullbayes.evaluation.entries import Entry
 from nullbayes.evaluation.judging import Judged, joined, judge
@@ -51,10 +51,14 @@ def ask_strangers(entry: Entry, name: str, data: Any, mask: Mask) -> Answers:
 
 
 def _ask(entry: Entry, batches: Iterable[tuple[Any, Tensor | None]], mask: Mask, where: str) -> Answers:
-    method, judged, p_values = entry.method, list[Judged](), list[Tensor]()
+    method, judged = entry.method, list[Judged]()
     parts = {row: _Parts() for row in entry.kinds}
-    calibrated = None in entry.kinds.values()
     shared = any(entry.from_prediction(kind) for kind in entry.kinds.values())
+    calibrated = next((row for row, kind in entry.kinds.items() if kind is None), None)
+    calibration = None if calibrated is None else need_calibration(method)
+    combined = calibration is not None and calibration.kind == COMBINED
+    if calibration is not None:
+        check_mask(calibration, mask)
     for x, targets in batches:
         prediction, taken = None, 0.0
         if shared or (targets is not None and entry.predicts):
@@ -63,14 +67,15 @@ def _ask(entry: Entry, batches: Iterable[tuple[Any, Tensor | None]], mask: Mask,
             if entry.from_prediction(kind):
                 scores, own = _timed(method._scored, prediction, kind, "input", mask)
                 parts[row].seconds += taken
+            elif combined and row == calibrated and prediction is not None:
+                scores, own = _timed(combined_score, method, x, "input", mask, prediction)
+                parts[row].seconds += taken
             else:
                 scores, own = _timed(method.ood_score, x, kind, mask=mask)
             parts[row].seconds += own
             parts[row].scores.append(scores)
         if targets is not None and prediction is not None:
             judged.append(judge(prediction, entry.likelihood, targets))
-        if calibrated:
-            p_values.append(method.p_value(x, mask=mask).double().cpu())
     scores = {row: torch.cat(part.scores) for row, part in parts.items()}
     for row, values in scores.items():
         if not bool(torch.isfinite(values).all()):
@@ -79,7 +84,7 @@ def _ask(entry: Entry, batches: Iterable[tuple[Any, Tensor | None]], mask: Mask,
     return Answers(
         scores,
         joined(judged) if judged else None,
-        torch.cat(p_values) if p_values else None,
+        None if calibration is None else calibration.p_value(scores[str(calibrated)]),
         {row: part.seconds for row, part in parts.items()},
     )
 

@@ -12,7 +12,7 @@ from nullbayes.experiments.study import Sizes, Subject, run_study
 from nullbayes.experiments.study_page import study_page
 from nullbayes.experiments.tasks import Inputs, Task, lenet_images
 
-FULL = Sizes(n=60_000, epochs=0, held_out=1000, test=9000, shifted=5000)
+FULL = Sizes(n=60_000, epochs=0, held_out=1000, test=9000, shifted=2000)
 QUICK = Sizes(
     n=400, epochs=30, held_out=300, test=400, shifted=100, samples=10, members=2, budget=10, pictures=4
 )  # fmt: skip

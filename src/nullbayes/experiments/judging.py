@@ -130,8 +130,10 @@ def evaluated(task: Task, name: str, method: Any) -> nb.Evaluation:
     return nb.evaluate({name: method}, batches(task.test), dict(task.strangers), scores=asked)
 
 
-def judged(task: Task, fitted: Fitted) -> Results:
+def judged(task: Task, fitted: Fitted, found: nb.Evaluation) -> Results:
     """Return the metrics of the predictions, and AUROC, AUPR and FPR95 of every score against every set of strangers.
+
+    ``found`` is what `evaluated` returned.
 
     Returns
     -------
@@ -139,7 +141,6 @@ def judged(task: Task, fitted: Fitted) -> Results:
         "familiar" has the metrics, or None for a mere score; "scores" the figures by score and strangers; "default" the
         score that the method has without being asked; "published" the one by which the paper judges it, or None.
     """
-    found = evaluated(task, fitted.name, fitted.method)
     scores = {row.score: {s: _figures(figures) for s, figures in row.strangers.items()} for row in found.rows}
     published = None
     if fitted.name in paper.METHODS:
@@ -193,7 +194,13 @@ def _reliability(probs: Tensor, y: Tensor) -> list[list[float]]:
 # --- decisions --------------------------------------------------------------------------------------------------------
 
 
-def decisions(task: Task, method: Any) -> Results:
+def calibrated_scores(found: nb.Evaluation) -> dict[str, Tensor]:
+    """Return the scores that a calibrated method decides by, of test inputs ("test") and of strangers by name."""
+    row = next(row for row in found.rows if row.score == "calibrated")
+    return {"test": row.scores_in, **row.scores_out}
+
+
+def decisions(task: Task, method: Any, found: nb.Evaluation) -> Results:
     """Return shares of alarms by level on test data and strangers, and the coverage and size of label sets.
 
     The label sets of plain split conformal prediction with the network's own probabilities are beside.
@@ -201,17 +208,17 @@ def decisions(task: Task, method: Any) -> Results:
     assert task.held_out is not None
     network = nb.baselines.MAP(task.model).fit(batches(task.train)[:4])  # which learns nothing from them
     network.calibrate(batches(task.held_out))
+    alarms = {name: _alarms(method.calibration.p_value(s)) for name, s in calibrated_scores(found).items()}
     return {
-        "alarms": _alarms(method, task.test[0]),
-        "flagged": {name: _alarms(method, x) for name, x in task.strangers.items()},
+        "alarms": alarms.pop("test"),
+        "flagged": alarms,
         "weights": dict(method.calibration.weights),
         "sets": _label_sets(method, task),
         "network_sets": _label_sets(network, task),
     }
 
 
-def _alarms(method: Any, x: Inputs) -> dict[str, float]:
-    p = method.p_value(x)
+def _alarms(p: Tensor) -> dict[str, float]:
     return {f"{level:g}": float((p <= level).double().mean()) for level in LEVELS}
 
 

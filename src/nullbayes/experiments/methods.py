@@ -132,7 +132,7 @@ def methods(bench: Bench) -> dict[str, Callable[[], Any]]:
         "SCOD": lambda: Ours(bench, b.SCOD, score="scod", **budget),
         "LocalEnsemble": lambda: Ours(bench, b.LocalEnsemble, score="local_ensemble", **budget),
         "SketchedLanczos": lambda: Ours(bench, b.SketchedLanczos, score="sketched_lanczos", **budget),
-        "SWAG": lambda: Ours(bench, b.SWAG, "sampled", one_epoch),
+        "SWAG": lambda: Ours(bench, b.SWAG, "sampled", one_epoch, parameters=None),
     }
     if bench.member is not None:
         table["DeepEnsemble"] = lambda: Ours(bench, b.DeepEnsemble, "sampled", new_members)

@@ -18,7 +18,16 @@ import nullbayes as nb
 from nullbayes.experiments.findings import as_results
 from nullbayes.experiments.frame import Results, Settings
 from nullbayes.experiments.gathering import Gathered, summary
-from nullbayes.experiments.judging import POSTERIORS, Fitted, decisions, fit, fitters, judged
+from nullbayes.experiments.judging import (
+    POSTERIORS,
+    Fitted,
+    calibrated_scores,
+    decisions,
+    evaluated,
+    fit,
+    fitters,
+    judged,
+)
 from nullbayes.experiments.measuring import Clock
 from nullbayes.experiments.packing import packed_gallery
 from nullbayes.experiments.shifts import Shift
@@ -165,13 +174,15 @@ def _judged_step(
     except (nb.errors.NullBayesError, torch.OutOfMemoryError) as error:
         return {"failed": str(error).splitlines()[0]}
     with Clock(settings.device) as judging:
-        found = judged(task, fitted)
+        evaluation = evaluated(task, name, fitted.method)
+        found = judged(task, fitted, evaluation)
         if name in POSTERIORS.values():
-            found |= {"decisions": decisions(task, fitted.method), "report": _report(fitted.method.report)}
+            found["decisions"] = decisions(task, fitted.method, evaluation)
+            found["report"] = _report(fitted.method.report)
         if name in SHIFTED and subject.shifts:
             found["shift"] = _shifted(task, fitted, subject.shifts, sizes.shifted)
         if first and name == subject.gallery_by:
-            found["gallery"] = _galleries(task, fitted.method, subject.show, sizes.pictures)
+            found["gallery"] = _galleries(task, fitted.method.calibration, evaluation, subject.show, sizes.pictures)
     return {"fit_seconds": fitted.seconds, "judge_seconds": judging.seconds, **found}
 
 
@@ -203,13 +214,15 @@ def _shifted(task: Task, fitted: Fitted, shifts: Sequence[Shift], most: int) -> 
     return found
 
 
-def _galleries(task: Task, method: Any, show: Callable[[Inputs], Tensor | str], most: int) -> list[dict[str, Any]]:
+def _galleries(
+    task: Task, calibration: Any, found: nb.Evaluation, show: Callable[[Inputs], Tensor | str], most: int
+) -> list[dict[str, Any]]:
     """Return the strangest and the least strange inputs of each set with their p-values."""
-    made = []
-    for name, x in {"test": task.test[0], **task.strangers}.items():
-        order = method.ood_score(x).argsort(descending=True)
+    made, inputs = [], {"test": task.test[0], **task.strangers}
+    for name, scores in calibrated_scores(found).items():
+        x, p, order = inputs[name], calibration.p_value(scores), scores.argsort(descending=True)
         for what, index in (("strangest", order[:most]), ("most certain", order.flip(0)[:most])):
-            p = method.p_value(take(x, index)).tolist()
             shown = [show(take(x, int(i))) for i in index]
-            made.append(packed_gallery(gallery(f"{name}: the {what}", shown, [f"p = {value:.3g}" for value in p])))
+            labels = [f"p = {value:.3g}" for value in p[index].tolist()]
+            made.append(packed_gallery(gallery(f"{name}: the {what}", shown, labels)))
     return made
