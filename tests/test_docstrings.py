@@ -19,6 +19,7 @@ MODULES: dict[str, ModuleType] = {
     "nb": nb,
     "nb.baselines": nb.baselines,
     "nb.detectors": nb.detectors,
+    "nb.distributed": nb.distributed,
     "nb.likelihoods": nb.likelihoods,
     "nb.metrics": nb.metrics,
     "nb.projectors": nb.projectors,

@@ -21,7 +21,9 @@ from support import installed
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 TROUBLES = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
-PUBLIC = (nb, nb.baselines, nb.detectors, nb.errors, nb.likelihoods, nb.metrics, nb.projectors, testing)
+PUBLIC = (
+    nb, nb.baselines, nb.detectors, nb.distributed, nb.errors, nb.likelihoods, nb.metrics, nb.projectors, testing,
+)  # fmt: skip
 CLASSES = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
 
 

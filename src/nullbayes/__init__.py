@@ -28,11 +28,14 @@ Other names
     ``metrics``                   for classes: accuracy, confidence, nll, brier, ece, mce;
                                   for numbers: rmse, gaussian_nll, crps, interval_coverage, interval_width;
                                   for scores: auroc, aupr, fpr95, aurc
+    ``distributed``               several processes that fit one posterior together, with ``fit(parallel=...)``
+    ``in_parallel``               one answer per input, each process works out a part of them
     ``errors``                    errors and warnings
 """
 
 from nullbayes import baselines as baselines
 from nullbayes import detectors as detectors
+from nullbayes import distributed as distributed
 from nullbayes import errors as errors
 from nullbayes import likelihoods as likelihoods
 from nullbayes import metrics as metrics
@@ -51,8 +54,9 @@ from nullbayes.posteriors import FitReport as FitReport
 from nullbayes.posteriors import LossProjectedPosterior as LossProjectedPosterior
 from nullbayes.posteriors import ProjectedPosterior as ProjectedPosterior
 from nullbayes.posteriors import load as load
-from nullbayes.posteriors.plan import plan as plan
+from nullbayes.posteriors.preview import plan as plan
 from nullbayes.predictive import Prediction as Prediction
+from nullbayes.predictive import in_parallel as in_parallel
 from nullbayes.projectors import Plan as Plan
 
 __version__ = "0.1.0"

@@ -44,6 +44,14 @@ class FileError(NullBayesError, ValueError):
     """A posterior file is damaged, of another format or of another model, or could not be written."""
 
 
+class DistributedError(NullBayesError, RuntimeError):
+    """Another process of the same run failed, was killed, or does something else."""
+
+
+class ProcessLostError(DistributedError):
+    """Another process of the same run was killed, or the connection to it broke."""
+
+
 class NullBayesWarning(UserWarning):
     """Base class of the warnings of the library."""
 

@@ -118,6 +118,7 @@ class RowCosts:
     held_bytes: int  # to hold them as `storage` says, on the device or the host; 0 if they are not held, or already
     normal_flops: float  # of the normal matrix of all rows
     example_bytes: int = 0  # temporary bytes per example while its rows are formed; 0 if they need not be
+    processes: int = 1  # that have as many rows each
 
     @property
     def gram_flops(self) -> float:

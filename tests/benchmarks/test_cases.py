@@ -73,8 +73,8 @@ def numbers(value: Any) -> list[float]:
 
 
 SLOWER = (
-    "detection", "intervals", "latency", "lenet_fashion_mnist", "memory", "promise", "streaming", "sweep_growth",
-    "time_to_residual",
+    "detection", "intervals", "latency", "lenet_fashion_mnist", "memory", "processes", "promise", "streaming",
+    "sweep_growth", "time_to_residual", "torchrun",
 )  # fmt: skip
 
 

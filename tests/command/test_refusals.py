@@ -95,6 +95,15 @@ def folder(story: Path) -> Any:
         yield story
 
 
+def test_only_fit_is_run_by_several_processes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["predict", *POSTERIOR, *TEST, "-o", "scores.csv"]) == 2
+    assert "start it without torchrun" in capsys.readouterr().err
+    assert not (folder / "scores.csv").exists()
+
+
 @pytest.mark.parametrize("case", [*TYPED_WRONG, *FAILED])
 def test_refusal_is_one_line_with_its_code(case: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if case == "no gpu" and torch.cuda.is_available():

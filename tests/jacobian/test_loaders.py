@@ -122,6 +122,20 @@ def test_custom_samplers_that_shuffle_are_noticed(posterior: nb.ProjectedPosteri
         posterior.predict(TRAINING["distributed"])
 
 
+@pytest.mark.parametrize("sampler", [None, SubsetRandomSampler([7, 2, 5])], ids=["all", "some"])
+def test_a_loader_that_accelerate_has_divided_is_refused_and_repaired(
+    posterior: nb.ProjectedPosterior, sampler: Any
+) -> None:
+    divide = pytest.importorskip("accelerate.data_loader").BatchSamplerShard
+    whole = DataLoader(DATASET, 2, sampler=sampler)
+    divided = DataLoader(DATASET, batch_sampler=divide(whole.batch_sampler, 2, 0))
+    for ask in (posterior.predict, lambda data: nb.ProjectedPosterior(nn.Linear(3, 2)).fit(data)):
+        with pytest.raises(DataError, match=r"takes one part in 2 of the examples \(BatchSamplerShard"):
+            ask(divided)
+    read = torch.cat([x for x, _ in nb.evaluation_loader(divided)])
+    assert torch.equal(read, X if sampler is None else X[[2, 5, 7]])
+
+
 def test_inputs_that_cannot_come_with_separate_targets_are_named() -> None:
     for data, what in (
         (X.tolist(), "no tensor or array"),

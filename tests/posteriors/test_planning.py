@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 import nullbayes as nb
-from nullbayes.errors import DataError
+from nullbayes.errors import DataError, SettingsError
 from nullbayes.projectors import choose
 from nullbayes.projectors.plan import _in_words
 from support.models import CLASSIFICATION, MLP
@@ -150,3 +150,17 @@ def test_printed_plans_say_the_time_and_that_it_is_an_estimate() -> None:
     line = next(line for line in str(found).splitlines() if line.startswith("  time"))
     assert _in_words(found.seconds) in line
     assert "estimate" in line
+
+
+def test_a_plan_for_several_processes_says_what_each_holds() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(X.shape[1], 400), torch.nn.Tanh(), torch.nn.Linear(400, 3)).double()
+    one, four = (nb.plan(model, [(X, Y)], 5, "4GB", processes=n) for n in (1, 4))
+    assert (one.n_rows, four.n_rows, one.processes, four.processes) == (3 * N, 3 * N, 1, 4)
+    assert four.projector.block_size(nb.DenseRows(torch.zeros(3 * N, 1))) <= 3 * N // 4
+    assert four.peak_bytes < one.peak_bytes
+    assert four.operations < one.operations
+    assert "4 processes" in str(four)
+    assert f"{3 * N // 4} in each process" in str(four)
+    assert "process" not in str(one)
+    with pytest.raises(SettingsError, match="processes must be at least 1, not 0"):
+        nb.plan(model, [(X, Y)], processes=0)

@@ -134,7 +134,7 @@ def test_nan_likelihoods_do_not_count_as_keeping_the_promise(monkeypatch: pytest
 
 def rows_of(n: int, width: int = 3) -> Any:
     """As much of rows as a split looks at."""
-    return SimpleNamespace(examples=range(n), n_outputs=width, rows_per_example=width)
+    return SimpleNamespace(examples=SimpleNamespace(n_all=n), n_outputs=width, rows_per_example=width)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 10, 150, 300, 5000])

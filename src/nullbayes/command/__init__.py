@@ -14,7 +14,7 @@ from typing import Any
 
 import nullbayes as nb
 from nullbayes.command import check, completion, demo, evaluate, fit, plan, predict, report, reproduce
-from nullbayes.command.frame import Console, Parser, Refusal
+from nullbayes.command.frame import Console, Parser, Refusal, misused
 from nullbayes.command.names import first_line
 from nullbayes.command.options import common
 
@@ -75,6 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with _one_line_warnings(), _interruption() as signals:
             options = build_parser().parse_args(words)
+            _check_alone(options.command)
             code: int = options.run(options, Console(options.json, signals))
             sys.stdout.flush()  # here, where a pipe without a reader is dealt with
         return code
@@ -97,11 +98,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refused(error, 1)
 
 
+def _check_alone(command: str) -> None:
+    """Refuse a command that several processes would each run as a whole."""
+    if command != "fit" and (n := os.environ.get("WORLD_SIZE", "1")) != "1":
+        msg = f"nullbayes {command} is run by one process, and there are {n} (WORLD_SIZE): start it without torchrun."
+        raise misused(msg)
+
+
 def _refused(error: Exception, code: int) -> int:
     """Say in one line what went wrong."""
     known = isinstance(error, OSError) or type(error).__module__.startswith("nullbayes.")  # whose messages are ours
     text = first_line(error) if known else f"{type(error).__name__}: {first_line(error)} (--debug shows where)"
-    Console().say(f"nullbayes: {text}")
+    if isinstance(error, nb.errors.ProcessLostError):  # perhaps the first process, which speaks for all others
+        print(f"nullbayes: {text}", file=sys.stderr, flush=True)
+    else:
+        Console().say(f"nullbayes: {text}")
     return code
 
 

@@ -21,11 +21,21 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-tune", action="store_true", help="only calibrate with the held-out data")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples (default: %(default)s)")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="from which a fit that was killed goes on")
+    parser.add_argument(
+        "--parallel", choices=("data", "samples"),
+        help="what the processes of torchrun share (default: data; nothing in a single process)",
+    )  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the posterior, .safetensors")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Fit a posterior, save it, and print its report."""
+    """Fit a posterior, save it, and print its report; under torchrun, together with the other processes."""
+    group = nb.distributed.init()
+    with group.together():
+        return _run(options, console, group)
+
+
+def _run(options: argparse.Namespace, console: Console, group: nb.distributed.Group) -> int:
     import torch
 
     from nullbayes.command.data import divided, read_data
@@ -52,6 +62,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         generator=torch.Generator().manual_seed(options.seed),
         memory_limit=options.memory_limit,
         checkpoint=options.checkpoint,
+        parallel=options.parallel or ("data" if group.size > 1 else None),
     )
     if console.interrupted:
         more = "" if options.checkpoint is None else f"; the same command goes on from {options.checkpoint}"
@@ -61,7 +72,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if calibrating is not None:
         console.say("Calibrating with held-out data.")
         posterior.calibrate(calibrating)
-    posterior.save(output)
+    if group.rank == 0:
+        posterior.save(output)
     calibration = posterior.calibration
     text = folded(str(posterior.report) + ("" if calibration is None else f"\n{_ranked(calibration)}"), 18)
     found: dict[str, Any] = {

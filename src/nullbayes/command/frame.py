@@ -35,6 +35,11 @@ def misused(message: str) -> Refusal:
     return Refusal(message, 2)
 
 
+def is_first() -> bool:
+    """Whether this is the first of the processes that torchrun has started, or the only one."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 @dataclass(frozen=True)
 class Console:
     """Where a command speaks.
@@ -56,12 +61,14 @@ class Console:
         return bool(self.signals)
 
     def say(self, text: str) -> None:
-        """Print a line for a person, on stderr."""
-        print(text, file=sys.stderr, flush=True)
+        """Print a line for a person, on stderr; of several processes, the first speaks."""
+        if is_first():
+            print(text, file=sys.stderr, flush=True)
 
     def result(self, text: str, data: Mapping[str, Any]) -> None:
-        """Print a result on stdout, as text or as JSON."""
-        print(json.dumps(plain(data), indent=2, allow_nan=False) if self.json else text, flush=True)
+        """Print a result on stdout, as text or as JSON; of several processes, the first does."""
+        if is_first():
+            print(json.dumps(plain(data), indent=2, allow_nan=False) if self.json else text, flush=True)
 
 
 def folded(text: str, indent: int) -> str:

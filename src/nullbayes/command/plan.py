@@ -13,6 +13,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     shared.model(parser)
     shared.data(parser, "the training data")
     shared.fitting(parser)
+    parser.add_argument(
+        "--processes", type=shared.positive, default=1, metavar="N",
+        help="for a fit by torchrun with so many processes (default: %(default)s)",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -29,6 +33,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         loss=options.posterior == "loss-projected",
         parameters=options.parameters,
         tolerance=options.tolerance,
+        processes=options.processes,
         **shared.functions(options),
     )
     console.result(folded(str(found), 13), found.to_dict())

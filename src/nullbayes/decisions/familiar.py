@@ -20,7 +20,7 @@ from nullbayes.jacobian.batches import input_checksums, leaves
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
-from nullbayes.limits import OutOfMemory, attempt
+from nullbayes.limits import OutOfMemory
 
 NEIGHBOURS = (1, 10, 50)
 _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
@@ -96,7 +96,7 @@ class Familiar:
 def remember(network: Network, examples: Examples) -> Familiar | None:
     """Read the features of some training examples; None where memory is too small for a few."""
     for size in _SIZES:
-        found = attempt(partial(_remembered, network, examples, size))
+        found = examples.group.attempt(partial(_remembered, network, examples, size))
         if not isinstance(found, OutOfMemory):
             return found
     return None
@@ -110,8 +110,10 @@ def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
     except ModelError:  # a layer that is called in another way for more examples
         layer = OUTPUTS
         features = _features(FeatureReader(network, layer), first, examples, size)
-    rows = None if rows_of(first) is None else _rows(examples, len(features))
-    return Familiar(layer, normalize(features), examples.input_sums, rows)
+    join = examples.group.join
+    features = join(normalize(features))
+    rows = None if rows_of(first) is None else join(_rows(examples, len(features)))
+    return Familiar(layer, features, join(examples.input_sums), rows)
 
 
 def watched(
@@ -136,16 +138,21 @@ def rows_of(x: Any) -> Tensor | None:  # (n, p)
     return joined if joined.shape[1] <= _MOST_COLUMNS else None
 
 
-def _rows(examples: Examples, n: int) -> Tensor | None:  # (n, p)
+def _rows(examples: Examples, n: int) -> Tensor:  # (n, p)
     """Return the rows of so many examples, evenly spaced over all."""
-    found = [rows_of(x) for x, _ in examples.some([i * len(examples) // n for i in range(n)])]
+    found = [rows_of(x) for x, _ in examples.some(_spaced(examples, n))]
     return torch.cat([part for part in found if part is not None])
+
+
+def _spaced(examples: Examples, n: int) -> list[int]:
+    """Return the numbers of n examples, evenly spaced over all: those that this process has."""
+    return examples.parts([i * examples.n_all // n for i in range(n)])[examples.group.rank]
 
 
 def _features(reader: FeatureReader, first: Any, examples: Examples, size: int) -> Tensor:  # (n, d)
     """Return the features of as many examples as are remembered, evenly spaced over all."""
-    most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), len(examples))
-    return reader.some(examples, [i * len(examples) // most for i in range(most)], size)
+    most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), examples.n_all)
+    return reader.some(examples, _spaced(examples, most), size)
 
 
 def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:

@@ -8,14 +8,14 @@ they are larger than memory; what is read later is compared with the checksums.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
+from nullbayes.distributed import ALONE, Group
 from nullbayes.errors import DataError
 from nullbayes.hashing import checksums, fingerprint
 from nullbayes.jacobian.batches import (
@@ -32,13 +32,12 @@ from nullbayes.jacobian.batches import (
 )
 from nullbayes.jacobian.loaders import RECIPE, Batch, Stream, as_loader, batch_bytes, check_order, numbered
 from nullbayes.limits import free_memory
+from nullbayes.linalg.rows import Rows
 
 _PROBED_BATCHES = 2  # read twice at the start: a shuffled or augmented batch differs almost certainly
 _KEPT_ON_DEVICE = 2**31  # bytes of data that may be kept on the device
 _HELD_SHARE = 0.25  # of the free memory of the host
 _NAMED = 5  # examples that an error names
-_PLANNED_EXAMPLES = 8  # that a plan looks at, if as many batches hold so many
-_PLANNED_BATCHES = 3  # and one more is read, to see whether these are all
 IN_ORDER = "A fit reads the data several times, and must find all examples in the same order"
 
 
@@ -66,9 +65,12 @@ class Examples:
         Whether these are only some of the training data.
     input_sums : Tensor (N,)
         The checksum of every input, without its target.
+    group : Group
+        The processes that the examples are spread over: this one alone, except in a ``Shard``.
     """
 
     partial = False
+    group: Group = ALONE
 
     def __init__(
         self,
@@ -103,6 +105,24 @@ class Examples:
     def __len__(self) -> int:
         """Return the number of examples."""
         return self._starts[-1]
+
+    @property
+    def n_all(self) -> int:
+        """The number of examples of all processes."""
+        return len(self)
+
+    @property
+    def n_most(self) -> int:
+        """The largest number of examples that a process has."""
+        return len(self)
+
+    def parts(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Return which of some examples, by their ascending numbers, each process has."""
+        return [list(numbers)]
+
+    def joined(self, rows: Rows) -> Rows:
+        """Return the rows of the examples of all processes, given those of this one."""
+        return rows
 
     def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
         """Return copies of the inputs and targets of examples ``start`` to ``stop`` on the device, after a comparison.
@@ -244,101 +264,41 @@ class _Chosen(Examples):
     partial = True
 
     def __init__(self, whole: Examples, numbers: Sequence[int]) -> None:
-        self.device, self._whole, self._numbers = whole.device, whole, list(numbers)
-        self._held = join_examples(list(whole.some(self._numbers)))
+        self.device, self._whole, self.group = whole.device, whole, whole.group
+        self._parts = whole.parts(numbers)
+        self._numbers = self._parts[self.group.rank]  # may be none, if other processes have them
+        self._held = join_examples(list(whole.some(self._numbers))) if self._numbers else None
 
     def __len__(self) -> int:
         """Return the number of chosen examples."""
         return len(self._numbers)
 
+    @property
+    def n_all(self) -> int:
+        """The number of chosen examples of all processes."""
+        return sum(map(len, self._parts))
+
+    @property
+    def n_most(self) -> int:
+        """The largest number of chosen examples that a process has."""
+        return max(map(len, self._parts))
+
     def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
         """Return copies of some of the chosen examples."""
+        assert self._held is not None
         x, y = self._held
         moved: tuple[Any, Tensor] = map_leaves(
             lambda leaf: leaf.clone(), (take_examples(x, start, stop), y[start:stop])
         )
         return moved
 
+    def joined(self, rows: Rows) -> Rows:
+        """Return the rows of the chosen examples of all processes."""
+        return self._whole.joined(rows)
+
     def name(self, examples: Iterable[int]) -> str:
         """Describe which of all examples these are."""
         return self._whole.name(self._numbers[i] for i in examples)
-
-
-class Beginning(NamedTuple):
-    """The first examples of some data, and the number of all examples."""
-
-    examples: Examples
-    n_examples: int
-    estimated: bool  # whether the number was estimated from the number of batches
-
-
-class Expected(Examples):
-    """Examples of which only the first can be read, to plan with."""
-
-    def __init__(self, beginning: Examples, n_examples: int) -> None:
-        self.device, self._beginning, self._n_examples = beginning.device, beginning, n_examples
-
-    def __len__(self) -> int:
-        """Return the number of all examples."""
-        return self._n_examples
-
-    def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
-        """Return some of the first examples."""
-        return self._beginning.read(start, stop)
-
-
-def read_beginning(data: Any, batch_fn: BatchFn | None, device: torch.device, dtype: torch.dtype) -> Beginning:
-    """Read a few batches of a loader, and count its examples without reading the rest.
-
-    A loader without a length is read to its end.
-    """
-    loader = as_loader(data)
-    check_order(loader, IN_ORDER)
-    if _length(loader) is None:
-        examples = Examples(loader, batch_fn, device, dtype=dtype)
-        n_examples, estimated = len(examples), False
-    else:
-        batches, sizes, complete = _first_batches(loader, batch_fn, dtype)
-        examples = Examples(batches, batch_fn, device, dtype=dtype)
-        n_examples, estimated = (sum(sizes), False) if complete else _count(loader, batch_fn, dtype, sizes)
-    return Beginning(examples.chosen(range(min(_PLANNED_EXAMPLES, len(examples)))), n_examples, estimated)
-
-
-def _length(loader: Iterable[Any]) -> int | None:
-    try:
-        return len(loader) if isinstance(loader, Sized) else None
-    except (TypeError, NotImplementedError):  # a DataLoader of a stream
-        return None
-
-
-def _first_batches(
-    loader: Iterable[Any], batch_fn: BatchFn | None, dtype: torch.dtype
-) -> tuple[list[Any], list[int], bool]:
-    """Return the first batches, their sizes, and whether these are all batches."""
-    batches: list[Any] = []
-    sizes: list[int] = []
-    with torch.random.fork_rng(devices=()):  # a DataLoader draws a seed; samples must not depend on plans
-        iterator = iter(loader)
-    for i, batch in enumerate(iterator):
-        if i == _PLANNED_BATCHES or sum(sizes) >= _PLANNED_EXAMPLES:
-            return batches, sizes, False
-        batches.append(batch)
-        sizes.append(len(numbered(i, batch, batch_fn, dtype)[1]))
-    return batches, sizes, True
-
-
-def _count(loader: Iterable[Any], batch_fn: BatchFn | None, dtype: torch.dtype, sizes: list[int]) -> tuple[int, bool]:
-    """Return the number of examples of a loader whose first batches have these sizes, and whether it is estimated."""
-    if isinstance(loader, list):
-        rest = enumerate(loader[len(sizes) :], len(sizes))
-        return sum(sizes) + sum(len(numbered(i, batch, batch_fn, dtype)[1]) for i, batch in rest), False
-    if isinstance(loader, DataLoader) and type(loader.batch_sampler) is BatchSampler:
-        total, size = _length(loader.sampler), loader.batch_sampler.batch_size
-        if not isinstance(loader.dataset, IterableDataset) and total is not None and set(sizes) == {size}:
-            return total, False
-    n_batches = _length(loader)
-    assert n_batches is not None
-    return round(n_batches * sum(sizes) / len(sizes)), True
 
 
 def _layout(i: int, x: Any, y: Tensor) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class OutputJacobian(JacobianRows):
         network, examples, fitted = opened.network, opened.examples, opened.likelihood
         width = math.prod(network.output_shape(examples.read(0, 1)[0]))
         self.hessian, self.n_counted, self.output_stds = hessian, opened.n_counted, opened.output_stds
-        ignoring = opened.n_counted < len(examples) * width
+        ignoring = opened.n_counted < examples.n_all * width
 
         def outputs(flat: Tensor, x: Any, y: Tensor) -> Tensor:
             values = network(flat, x)
@@ -116,7 +116,7 @@ class LossJacobian(JacobianRows):
     ) -> None:
         opened = open_data(model, loader, likelihood, parameters, batch_fn, output_fn)
         network, examples, fitted = opened.network, opened.examples, opened.likelihood
-        self.n_counted, self.output_stds = len(examples), opened.output_stds
+        self.n_counted, self.output_stds = examples.n_all, opened.output_stds
         width = math.prod(network.output_shape(examples.read(0, 1)[0]))
 
         def losses(flat: Tensor, x: Any, y: Tensor) -> Tensor:

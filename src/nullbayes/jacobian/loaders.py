@@ -227,8 +227,11 @@ def evaluation_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
         msg = f"The loader {reason}. Make the dataset once more with the transforms that you evaluate with."
         raise DataError(msg)
     chosen = _chosen(loader)
-    if chosen is not None:
-        dataset = Subset(dataset, chosen)
+    return remade(loader, dataset if chosen is None else Subset(dataset, chosen))
+
+
+def remade(loader: DataLoader[Any], dataset: Dataset[Any]) -> DataLoader[Any]:
+    """Return a loader like another, which reads a dataset in order."""
     workers: dict[str, Any] = {"num_workers": loader.num_workers, "worker_init_fn": loader.worker_init_fn}
     if loader.num_workers:
         workers |= {"prefetch_factor": loader.prefetch_factor, "persistent_workers": loader.persistent_workers}
@@ -250,8 +253,10 @@ def _is_data(pair: tuple[Any, Any]) -> bool:
     return is_array(y) and (is_array(x) or any(True for _ in leaves(as_tensors(x, None))))
 
 
-def _sampler(loader: DataLoader[Any]) -> Any:
-    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+def sampler_of(loader: DataLoader[Any]) -> Any:
+    """Return what chooses the examples of a loader; Accelerate wraps it once more."""
+    batches = getattr(loader.batch_sampler, "batch_sampler", loader.batch_sampler)
+    return getattr(batches, "sampler", loader.sampler)
 
 
 def _wanted(loader: DataLoader[Any]) -> str:
@@ -259,7 +264,7 @@ def _wanted(loader: DataLoader[Any]) -> str:
 
 
 def _randomness(loader: DataLoader[Any]) -> str:
-    sampler = _sampler(loader)
+    sampler = sampler_of(loader)
     shuffles = isinstance(sampler, _RANDOM) or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
     if not shuffles and not _is_known(sampler):
         one, other = _read_twice(loader)
@@ -277,7 +282,7 @@ def _is_known(sampler: Any) -> bool:
 def _read_twice(loader: DataLoader[Any]) -> tuple[list[Any], list[Any]]:
     """Return the indices of two passes."""
     own_batches = _has_own_batches(loader)
-    source: Any = loader.batch_sampler if own_batches else _sampler(loader)
+    source: Any = loader.batch_sampler if own_batches else sampler_of(loader)
     with _random_numbers_kept(), contextlib.suppress(TypeError):  # a sampler without a length
         one, other = (list(itertools.islice(source, len(source))) for _ in range(2))
         return (
@@ -294,7 +299,7 @@ def _has_own_batches(loader: DataLoader[Any]) -> bool:
 
 def _chosen(loader: DataLoader[Any]) -> list[int] | None:
     """Return the indices of the examples that a loader takes, in order; None for all of them."""
-    sampler = _sampler(loader)
+    sampler = sampler_of(loader)
     if isinstance(sampler, SubsetRandomSampler):
         return sorted(sampler.indices)
     whole = isinstance(sampler, (RandomSampler, WeightedRandomSampler, SequentialSampler, DistributedSampler))
@@ -311,9 +316,11 @@ def _chosen(loader: DataLoader[Any]) -> list[int] | None:
 
 
 def _losses(loader: DataLoader[Any]) -> str:
-    batches, sampler = loader.batch_sampler, _sampler(loader)
+    batches, sampler = loader.batch_sampler, sampler_of(loader)
     if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
         return f"takes one part in {sampler.num_replicas} of the examples (DistributedSampler)"
+    if (n := getattr(batches, "num_processes", 1)) > 1:
+        return f"takes one part in {n} of the examples ({type(batches).__name__}, by accelerator.prepare)"
     if not getattr(batches, "drop_last", getattr(loader, "drop_last", False)):
         return ""
     try:

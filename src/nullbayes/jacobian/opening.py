@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
+from nullbayes.distributed import Group
 from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, warn
 from nullbayes.jacobian.autograd import ordinary, recording
 from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves
@@ -87,6 +88,7 @@ def open_data(
         sums.see(x, outputs, y)
     assert sums is not None  # there is at least one example
     sums.add_waiting()
+    sums.join(examples.group)
     if sums.n_counted == 0 and not examples.partial:
         msg = "Every target is one to be ignored (ignore_index): there is nothing to project on."
         raise DataError(msg)
@@ -147,21 +149,44 @@ class OutputSums:
             self._add(outputs, targets)
 
     def _add(self, outputs: Tensor, targets: Tensor) -> None:  # (n, ...)
-        n, values = len(outputs), outputs.double()
+        values = outputs.double()
         counted = self.likelihood.counted(outputs, targets)
         self.n_counted += outputs.numel() if counted is None else int(counted.sum())
         weights = torch.ones_like(values) if counted is None else counted.double()
         total = weights.sum(0)
         mean = (values * weights).sum(0) / total.clamp_min(1.0)
-        apart, together = mean - self._mean, self._weight + total
-        self._squares += ((values - mean).square() * weights).sum(0)
-        self._squares += apart.square() * self._weight * total / together.clamp_min(1.0)
-        self._mean += apart * total / together.clamp_min(1.0)
+        squares = ((values - mean).square() * weights).sum(0)
+        self._add_moments(len(outputs), total, mean, squares, self.likelihood.statistics(outputs, targets))
+        self._add_values(values, targets, outputs)
+
+    def _add_moments(self, n: int, weight: Tensor, mean: Tensor, squares: Tensor, statistics: Tensor) -> None:
+        """Take in the weights, means and sums of squares of n examples, and their statistics."""
+        apart, together = mean - self._mean, self._weight + weight
+        self._squares += squares
+        self._squares += apart.square() * self._weight * weight / together.clamp_min(1.0)
+        self._mean += apart * weight / together.clamp_min(1.0)
         self._weight = together
         share = self.n / (self.n + n)
-        self._statistics = share * self._statistics + (1 - share) * self.likelihood.statistics(outputs, targets)
-        self._add_values(values, targets, outputs)
+        self._statistics = share * self._statistics + (1 - share) * statistics
         self.n += n
+
+    def join(self, group: Group) -> None:
+        """Take in what other processes have seen, in order of rank, so that all come to the same numbers."""
+        if group.size == 1:
+            return
+        mine = {name: value for name, value in vars(self).items() if name not in ("likelihood", "_placed", "_waiting")}
+        device = self._first.device
+        found = [map_leaves(lambda leaf: leaf.to(device), each) for each in group.gather(map_leaves(Tensor.cpu, mine))]
+        vars(self).update(found[0])
+        for other in found[1:]:
+            moments = (other[name] for name in ("n", "_weight", "_mean", "_squares", "_statistics"))
+            self._add_moments(*moments)
+            self._differs = max(self._differs, float((other["_first"] - self._first).abs().max()))
+            for name in ("n_counted", "_sum_of_squares", "_as_logits", "_as_probabilities"):
+                setattr(self, name, getattr(self, name) + other[name])
+            for name in ("_highest", "_differs", "_off_one", "_label_on_padding", "_ignored_in_mask"):
+                setattr(self, name, max(getattr(self, name), other[name]))
+            self._lowest = min(self._lowest, other["_lowest"])
 
     def _add_values(self, values: Tensor, targets: Tensor, outputs: Tensor) -> None:
         """Take in what tells probabilities from logits, and a network that always answers the same."""

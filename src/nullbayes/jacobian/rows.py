@@ -141,12 +141,14 @@ class JacobianRows(Rows):
         return held
 
     def stored(self, storage: Storage) -> Rows:
-        """Return the same rows, stored as a plan says."""
-        if storage in ("recompute", "matrix_free"):
-            other = copy.copy(self)
-            other.storage = storage
-            return other
-        return self.keep(half=storage == "half", host=storage == "host")
+        """Return the same rows, stored as a plan says; together with those of other processes, if there are any."""
+        own: Rows
+        if storage in ("recompute", "matrix_free") or not len(self.examples):
+            own = formed = copy.copy(self)
+            formed.storage = storage
+        else:
+            own = self.keep(half=storage == "half", host=storage == "host")
+        return self.examples.joined(own)
 
     def on(self, examples: Examples) -> JacobianRows:
         """Return the rows of some of the examples, without looking at network and data again."""
@@ -156,20 +158,22 @@ class JacobianRows(Rows):
         return other
 
     def costs(self, storage: Storage = "device") -> RowCosts:
-        """Return what the rows cost where they are stored that way."""
-        outlines, n = self._layers.example_pieces, len(self.examples)
+        """Return what the rows cost where they are stored that way; of several processes, those that have most."""
+        outlines, n = self._layers.example_pieces, self.examples.n_most
         stored = [piece.halved() for piece in outlines] if storage == "half" else outlines
         pieces = tuple(piece.costs() for piece in stored)
         held = 0 if storage in ("recompute", "matrix_free") else n * sum(piece.n_bytes for piece in pieces)
         factors = [f for piece in outlines for f in piece.factors(self.rows_per_example)]
         return RowCosts(
-            *self._shape,
+            n * self.rows_per_example,
+            *self._shape[1:],
             storage=storage,
             pieces=pieces,
             full_bytes=n * self._row_bytes,
             held_bytes=held,
             normal_flops=n * normal_flops(factors),
             example_bytes=self._layers.example_bytes,
+            processes=self.examples.group.size,
         )
 
     @property

@@ -28,6 +28,7 @@ def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) ->
         for i, left in enumerate(factors):
             for right in factors[: i + 1]:
                 _add_tile(left, right, weights, result, working_bytes)
+    result = rows.total(result)
     for start in range(0, rows.n_columns, sizes.mirrored_columns):  # only the lower triangle was summed
         stop = min(rows.n_columns, start + sizes.mirrored_columns)
         corner = result[start:stop, start:stop].tril()

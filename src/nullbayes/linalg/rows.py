@@ -164,6 +164,23 @@ class Rows(ABC):
         """The rows that the final residual is measured on: these, unless they approximate others."""
         return self
 
+    def total(self, part: Tensor) -> Tensor:
+        """Return a sum over all rows, of which ``part`` is the sum over :meth:`blocks`: the same, where these are all.
+
+        Rows that are spread over processes have other blocks in other processes. Whatever is summed over blocks goes
+        through here, and that is all that a projector does for them.
+        """
+        return part
+
+    @property
+    def n_parts(self) -> int:
+        """The number of processes that the rows are spread over."""
+        return 1
+
+    def gram(self, dtype: torch.dtype) -> Tensor:  # (R, R)
+        """Return the Gram matrix of all rows, accumulated in ``dtype``."""
+        return self.block(0, self.n_rows).gram(dtype)
+
     @full_precision()
     def mv(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, R)
         """Multiply: ``vectors @ A.T``."""
@@ -175,7 +192,7 @@ class Rows(ABC):
         result = vectors.new_zeros(len(vectors), self.n_columns)
         for where, block in self.blocks(self.rows_per_pass):
             result += block.rmv(vectors[:, where])
-        return result
+        return self.total(result)
 
     @full_precision()
     def norms(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S,)
@@ -183,7 +200,7 @@ class Rows(ABC):
         total = torch.zeros(len(vectors), dtype=torch.float64, device=vectors.device)
         for _, block in self.blocks(self.rows_per_pass):
             total += block.mv(vectors).double().square().sum(1)
-        return total.sqrt()
+        return self.total(total).sqrt()
 
     def lengths(self) -> Tensor:  # (R,)
         """Return the length of each row, in float64."""

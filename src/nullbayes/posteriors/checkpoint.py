@@ -1,11 +1,13 @@
 """Checkpoints: the state of a fit in a file, from which another process can continue to the same result, bit by bit.
 
 The file holds the state of the projector's iteration, the seed, and the identity of the fit: hashes of the model and of
-the data, and every setting that the result depends on. No other fit can continue from it.
+the data, and every setting that the result depends on. No other fit can continue from it. Another number of processes
+that share the data can: they make a plan of their own, and continue from the samples as they are.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor
 
 from nullbayes import io
+from nullbayes.distributed import ALONE, Group
 from nullbayes.errors import FileError, warn
 from nullbayes.hashing import fingerprint
 from nullbayes.posteriors.header import Count, check_fields, fields_of
@@ -28,6 +31,7 @@ KIND = "checkpoint"
 _EVERY = 5.0  # seconds between two writings, at least
 _SHARE = 0.02  # of the time may be spent on writing
 _HASHED = ("model", "data", "noise")  # settings that a message cannot show
+_DIVIDED = ("processes", "plan")  # what depends on how many processes share the data
 
 
 @dataclass(frozen=True)
@@ -54,11 +58,12 @@ class Checkpoint:
     """The file of a fit, for the time of a ``with`` block; a ``Store`` of the projector's iteration.
 
     The file stays when the fit is killed, interrupted, or fails after its first sweep. It is removed when the fit has
-    finished. If the first writing fails, before any work, that is an error; later it is a warning.
+    finished. If the first writing fails, before any work, that is an error; later it is a warning. Of the processes of
+    a ``group``, the first reads and writes the file.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self._path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], group: Group = ALONE) -> None:
+        self._path, self._group = Path(path), group
         self._header: dict[str, Any] = {}
         self._ours = self._written = self._swept = self._interrupted = False
         self._next = 0.0
@@ -72,18 +77,24 @@ class Checkpoint:
         if self._ours and (finished or in_vain):
             io.remove(self._path)
 
-    def stored(self, request: FitRequest, seed: int | None) -> tuple[int, Memory] | None:
+    def stored(self, request: FitRequest, seed: int | None) -> tuple[int, Memory | None] | None:
         """Return the seed and the memory of the fit in the file, or None without a file; refuse that of another fit.
 
-        ``seed`` is that of the generator that the user passed, if any.
+        ``seed`` is that of the generator that the user passed, if any. The memory is None if another number of
+        processes shared the data.
         """
+        return self._group.first(lambda: self._stored(request, seed))
+
+    def _stored(self, request: FitRequest, seed: int | None) -> tuple[int, Memory | None] | None:
         if not self._path.is_file():
             return None
         _, header = self._read()
-        self._compare(_identity(request), header["problem"])
+        here, stored = _identity(request), header["problem"]
+        self._compare(here, stored)
         if seed is not None and seed != header["seed"]:
             self.refuse("its generator had another seed (none need be passed)")
-        return header["seed"], Memory(**header["memory"])
+        same = here["processes"] == stored.get("processes")
+        return header["seed"], Memory(**header["memory"]) if same else None
 
     def begin(self, request: FitRequest, plan: FitPlan, seed: int, noise: Tensor | None) -> None:
         """Resume the file, if there is one, or write the first; ``noise`` is what is projected if not N(0, I)."""
@@ -91,6 +102,8 @@ class Checkpoint:
         problem["plan"] = list(plan.key)
         problem["noise"] = "N(0, I)" if noise is None else fingerprint([("noise", noise)])
         self._header = {"kind": KIND, "problem": problem, "seed": seed, "memory": _memory(plan)}
+        if self._group.rank:
+            return
         if self._path.is_file():
             tensors, header = self._read()
             self._compare(problem, header["problem"])
@@ -107,12 +120,29 @@ class Checkpoint:
         if self._header["problem"]["plan"] == list(plan.key):
             return
         self._header["problem"]["plan"], self._header["memory"] = list(plan.key), _memory(plan)
-        if isinstance(plan.projector, Iterative):
+        if isinstance(plan.projector, Iterative) and self._group.rank == 0:
             self._write({})
             self._ours, self._swept = True, False
 
+    def part(self, number: int) -> Checkpoint:
+        """Return the file of some of the samples, which one process projects; it lies beside this one."""
+        other = Checkpoint(f"{self._path}.{number}")
+        other._header = {**self._header, "problem": {**self._header["problem"], "part": number}}
+        other._ours, other._next, self._swept = True, time.monotonic() + _EVERY, True  # this one has the seed
+        if other._path.is_file():
+            with contextlib.suppress(FileError):  # that of an earlier plan, say, is written anew
+                tensors, header = other._read()
+                other._swept = header["problem"] == other._header["problem"] and bool(tensors)
+        return other
+
     def load(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the state in the file, or the given state if there is none yet."""
+        if self._group.size == 1:
+            return self._load(state)
+        found = self._group.first(lambda: {name: tensor.cpu() for name, tensor in self._load(state).items()})
+        return {name: tensor.to(state[name].device, copy=True) for name, tensor in found.items()}
+
+    def _load(self, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         if not self._swept:
             return state
         stored = self._read()[0]
@@ -127,6 +157,8 @@ class Checkpoint:
     def save(self, state: Mapping[str, Tensor], *, interrupted: bool = False) -> None:
         """Write the state if enough time has passed, and in any case after an interruption."""
         start = time.monotonic()
+        if self._group.rank:
+            return
         if not (interrupted or start >= self._next):
             return
         self._interrupted = interrupted
@@ -172,10 +204,11 @@ class Checkpoint:
         return tensors, header
 
     def _compare(self, here: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+        divided = here["processes"] != stored.get("processes")
         shown = [
             f"another {name}" if name in _HASHED else f"{name} was {stored.get(name)!r} and is {value!r}"
             for name, value in here.items()
-            if value != stored.get(name)
+            if value != stored.get(name) and not (divided and name in _DIVIDED)
         ]
         if shown:
             self.refuse("; ".join(shown))
@@ -206,4 +239,5 @@ def _identity(request: FitRequest) -> dict[str, Any]:
         "device": rows.device.type,
         "model": network.fingerprint(),
         "data": rows.examples.fingerprint(),
+        "processes": rows.examples.group.size,
     }

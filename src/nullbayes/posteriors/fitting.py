@@ -1,8 +1,7 @@
 """One fit from top to bottom: open the data, plan, try, build, draw, measure.
 
 The functions take and return values. What a fit builds on the training data is :class:`Prepared`; what it measures is
-:class:`Measured <nullbayes.posteriors.measured.Measured>`, which the posterior reports. ``prepare`` is
-a method of a posterior.
+:class:`Measured <nullbayes.posteriors.measured.Measured>`, which the posterior reports.
 """
 
 from __future__ import annotations
@@ -13,26 +12,22 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from nullbayes.errors import ConvergenceWarning, DataError, SettingsError
+from nullbayes.errors import ConvergenceWarning, SettingsError
 from nullbayes.jacobian.rows import JacobianRows
-from nullbayes.likelihoods import Likelihood
 from nullbayes.posteriors.arguments import Base, Noise, draw_seed
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.measure import Prepared as Prepared
 from nullbayes.posteriors.measure import measure
 from nullbayes.posteriors.measured import Measured, merged, timed
+from nullbayes.posteriors.parallel import project, slowest
 from nullbayes.posteriors.plan import FitPlan, FitRequest, make_plan, within_memory
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
-from nullbayes.posteriors.sigma import with_noise
-from nullbayes.projectors import Outcome, Projector
-
-P = TypeVar("P")
+from nullbayes.projectors import Outcome
 
 
 @dataclass(frozen=True)
@@ -44,28 +39,27 @@ class Fitted:
     interrupted: bool = False
 
 
-RowKind = Callable[[Any, Likelihood], JacobianRows]  # (data, likelihood) -> rows
-
-
 def fit(
-    open_rows: Callable[[], JacobianRows],
-    ask: Callable[[JacobianRows], FitRequest],
+    ask: Callable[[], FitRequest],
+    device: torch.device,
     base: Base | None,
     generator: torch.Generator | None,
     checkpoint: str | os.PathLike[str] | None,
-    bar: Progress,
-    meter: Meter,
     *,
+    show: bool,
     trial: bool,
 ) -> tuple[Prepared, Fitted]:
-    """Fit a posterior: open the data, ask for a fit to their rows, plan it, and draw samples.
+    """Fit a posterior: open the data and ask for a fit to their rows, plan it, and draw samples.
 
     ``base`` and ``generator`` give the noise, and ``checkpoint`` is the file from which a killed fit continues. A
     ``trial`` measures which prior precision keeps the promise.
     """
-    with meter.phase("data"):
-        request = ask(open_rows())
-    with contextlib.nullcontext() if checkpoint is None else Checkpoint(checkpoint) as store:
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(Progress(show=show))
+        meter = Meter(device, bar.phase)
+        with meter.phase("data"):
+            request = ask()
+        store = None if checkpoint is None else stack.enter_context(Checkpoint(checkpoint, request.group))
         noise, plan = begin(request, base, None if generator is None else draw_seed(generator), store)
         promise = None
         if trial:
@@ -81,22 +75,16 @@ def fit(
         return within_memory(request, plan, work)
 
 
-def open_rows(kind: RowKind, data: Any, likelihood: Likelihood) -> JacobianRows:
-    """Open the training data, and estimate the noise of a regression where it was not given."""
-    rows = kind(data, likelihood)
-    if rows.likelihood.name == "regression":
-        noisy = with_noise(likelihood, rows)
-        rows = rows if noisy is rows.likelihood else kind(rows.examples, noisy)
-    return rows
-
-
 def begin(request: FitRequest, base: Base | None, seed: int | None, store: Checkpoint | None) -> tuple[Noise, FitPlan]:
     """Return the noise and the plan of a fit: those of its checkpoint, if there is one, or new ones."""
     stored = None if store is None else store.stored(request, seed)
-    if store is None or stored is None:
-        noise, plan = Noise(base, draw_seed(None) if seed is None else seed), make_plan(request)
+    if stored is None:
+        noise, memory = Noise(base, request.group.first(lambda: draw_seed(None) if seed is None else seed)), None
     else:
         noise, memory = Noise(base, stored[0]), stored[1]
+    if store is None or memory is None:
+        plan = make_plan(request)
+    else:
         try:
             plan = make_plan(request, memory.limit, memory.host, memory.halvings)
         except SettingsError:
@@ -177,11 +165,10 @@ def draw(
     note: str = "",
 ) -> Fitted:
     """Draw samples and measure them, together with those ``before`` them."""
-    projector, start = prepared.plan.projector, 0 if before is None else len(before.directions)
+    start = 0 if before is None else len(before.directions)
     drawn = noise.draw(prepared.jacobian.network, start, n_samples)
     with meter.phase("projection"):
-        callback = bar.sweeps(projector.rtol)
-        projection = projector.apply(prepared.state, drawn, callback=callback, store=store)
+        projection = project(prepared, drawn, bar, store)
     directions = projection.directions[:n_samples]
     estimates = projection.info.traces[slice(0, n_samples) if noise.base is None else slice(n_samples, None)]
     with meter.phase("measure"):
@@ -194,61 +181,5 @@ def draw(
             closed = measured.precision("optimal", prepared.jacobian.network.theta)
             kept = inspected(measured.promise, prepared.jacobian, directions, closed, noise.seed)
             measured = replace(measured, promise=kept)
-    measured = timed(measured, meter.seconds, meter.peak())
+    measured = timed(measured, *slowest(prepared.request.group, meter))
     return Fitted(directions, measured, projection.info.outcome is Outcome.INTERRUPTED)
-
-
-def prepare(
-    self: P,
-    loader: Any,
-    targets: Any = None,
-    *,
-    projector: str | Projector = "auto",
-    tolerance: float | None = None,
-    memory_limit: int | str | None = None,
-) -> P:
-    """Build rows and projector again, for ``extend`` and exact variances after ``load``, a copy or ``release``.
-
-    Parameters
-    ----------
-    loader, targets : iterable of batches, or inputs and targets
-        The training data of the fit, in the same order. Other data are refused.
-    projector, memory_limit
-        As for :meth:`fit`.
-    tolerance : float, optional
-        By default that of the fit.
-
-    Returns
-    -------
-    ProjectedPosterior
-        The posterior itself; its samples do not change.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import nullbayes as nb
-    >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
-    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
-    >>> posterior.release().prepare(x[:2], y[:2]).extend(5).n_samples
-    15
-    """
-    posterior: Any = self
-    measured, data = posterior._need_measured(), loader if targets is None else (loader, targets)
-    posterior._network.check_unchanged()
-    rows = open_rows(posterior._kind(), data, posterior._likelihood)
-    check_same_data(rows, measured)
-    posterior.release()._likelihood = rows.likelihood
-    tolerance = measured.tolerance if tolerance is None else tolerance
-    request, meter = FitRequest(rows, posterior.n_samples, projector, tolerance, memory_limit), Meter(rows.device)
-    posterior._prepared = within_memory(request, make_plan(request), lambda plan: build(request, plan, meter))
-    return self
-
-
-def check_same_data(rows: JacobianRows, measured: Measured) -> None:
-    """Refuse the rows of other data than a posterior was fitted to."""
-    if rows.n_rows != measured.n_rows:
-        msg = f"The posterior was fitted to {measured.n_rows} rows, these data have {rows.n_rows}: pass those again."
-        raise DataError(msg)
-    if rows.examples.fingerprint() != measured.data:
-        msg = "These are other data than the posterior was fitted to: pass those again, in the same order."
-        raise DataError(msg)

@@ -45,8 +45,8 @@ def measure(prepared: Prepared, noise: Noise, directions: Tensor, info: Info, es
         projector=type(plan.projector).__name__,
         reason=plan.reason,
         route=jacobian.route,
-        n_data=len(jacobian.examples),
-        n_rows=jacobian.n_rows,
+        n_data=jacobian.examples.n_all,
+        n_rows=prepared.rows.n_rows,
         n_counted=jacobian.n_counted,
         data=jacobian.examples.fingerprint(),
         output_std=jacobian.output_std,
@@ -87,6 +87,9 @@ def train_std(jacobian: JacobianRows, rows: Rows, directions: Tensor) -> tuple[f
         if stds is not None:
             squares = changes.square().sum((0, 1))
             each = squares if each is None else each + squares
+    if not own:  # else the changes are those of all processes
+        total, n_counted = map(sum, zip(*jacobian.examples.group.gather((total, n_counted)), strict=True))
+        each = None if each is None else jacobian.examples.group.sum(each)
     std = math.sqrt(total / max(1, n_counted) / len(directions))
     if each is None or stds is None or len(stds) == 1:
         return std, None
@@ -108,7 +111,7 @@ def _own_changes(rows: Rows, directions: Tensor, jacobian: JacobianRows) -> Iter
 def _changes(jacobian: JacobianRows, directions: Tensor) -> Iterator[tuple[Tensor, int]]:
     """Iterate over the change of the outputs that count, (S, n, ...), on some examples, and their number."""
     examples = jacobian.examples
-    step = max(1, len(examples) // _MEASURED) * 32
+    step = max(1, examples.n_all // _MEASURED) * 32
     at_once = min(32, jacobian.examples_within(len(directions)))
     for start in range(0, len(examples), step):
         for a, b in examples.ranges(at_once, start, min(start + 32, len(examples))):

@@ -5,23 +5,19 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from nullbayes.errors import FileError, NotFittedError, SettingsError
-from nullbayes.limits import OutOfMemory, attempt
-from nullbayes.posteriors import fitting, variances
-from nullbayes.posteriors.arguments import Base, Noise, data_and_count, lost, whole
+from nullbayes.errors import FileError, NotFittedError
+from nullbayes.posteriors import extending, fitting, preparing, variances
+from nullbayes.posteriors.arguments import Base, data_and_count, lost
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.measured import REPORT, Measured, from_header
-from nullbayes.posteriors.plan import FitPlan, FitRequest, shrink
-from nullbayes.posteriors.progress import Meter, Progress
+from nullbayes.posteriors.parallel import RowKind, request, sharing
 from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.precision import full_precision
 from nullbayes.projectors import Projector
@@ -60,6 +56,7 @@ class NullSpacePosterior(SamplePosterior):
         memory_limit: int | str | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: bool = True,
+        parallel: str | None = None,
     ) -> Self:
         """Draw samples whose predictions on the training data are those of the network.
 
@@ -90,6 +87,12 @@ class NullSpacePosterior(SamplePosterior):
             same samples, bit by bit, on the same machine. The file is removed at the end of the fit.
         progress : bool
             Show a progress bar, on a terminal.
+        parallel : "data", "samples" or None
+            What the processes that ``torchrun`` has started share, after ``nb.distributed.init()``. All of them call
+            ``fit`` with the same arguments, and all get the same posterior. "data": each reads a part of the training
+            data and holds the rows of that part; pass all data, or a loader that a DistributedSampler has divided.
+            "samples": each reads all data and projects some of the samples, which are the same bits for any number of
+            processes. None: this process fits a posterior by itself, whatever others do.
 
         Returns
         -------
@@ -111,26 +114,25 @@ class NullSpacePosterior(SamplePosterior):
         self._base, self._likelihood, self._precision_rule = base, self._asked, self._asked_precision
         self._network.check_unchanged()
         rtol = self._tolerance if tolerance is None else tolerance
-        with Progress(show=progress) as bar:
+        with sharing(parallel) as shared:
             self._prepared, fitted = fitting.fit(
-                partial(fitting.open_rows, self._kind(), data, self._asked),
-                lambda rows: FitRequest(rows, n_samples, projector, rtol, memory_limit),
+                lambda: request(self._kind(), data, self._asked, shared, n_samples, projector, rtol, memory_limit),
+                self._network.device,
                 base,
                 generator,
                 checkpoint,
-                bar,
-                Meter(self._network.device, bar.phase),
+                show=progress and shared.speaks,
                 trial=self._precision_rule == "auto" and held_out is None,
             )
-        self._likelihood = self._prepared.jacobian.likelihood
-        self._remember(self._prepared.jacobian)
-        self._take(fitted)
-        if held_out is not None:
-            self.tune(held_out)
-        warn_of(self.report, self._underfit_advice)
+            self._likelihood = self._prepared.jacobian.likelihood
+            self._remember(self._prepared.jacobian)
+            self._take(fitted)
+            if held_out is not None:
+                self.tune(held_out)
+            warn_of(self.report, self._underfit_advice)
         return self
 
-    def _kind(self) -> fitting.RowKind:
+    def _kind(self) -> RowKind:
         return partial(self._row_kind, self._network, batch_fn=self._batch_fn, **self._row_options)
 
     def _take(self, fitted: fitting.Fitted) -> None:
@@ -140,73 +142,8 @@ class NullSpacePosterior(SamplePosterior):
         if isinstance(self._precision_rule, str):
             self._precision = None  # a new estimate of the rank gives another
 
-    @full_precision()
-    def extend(self, n_samples: int, *, progress: bool = True) -> Self:
-        """Draw more samples and keep the earlier ones: ``fit(10)`` and ``extend(20)`` are ``fit(30)``.
-
-        Where memory runs out, fewer are drawn at a time, and then by a smaller plan; the report notes it.
-
-        Parameters
-        ----------
-        n_samples : int
-            How many samples to add.
-        progress : bool
-            Show a progress bar, on a terminal.
-
-        Returns
-        -------
-        ProjectedPosterior
-            The posterior itself. After ``load``, a copy or ``release`` it needs :meth:`prepare` first.
-
-        Examples
-        --------
-        >>> import torch
-        >>> import nullbayes as nb
-        >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
-        >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
-        >>> posterior.extend(5).n_samples
-        15
-        """
-        if (n_samples := whole(n_samples)) < 1:
-            msg = f"n_samples must be at least 1, not {n_samples}."
-            raise SettingsError(msg)
-        request, plan = attrgetter("request", "plan")(self._need_prepared())
-        wanted, at_once = self.n_samples + n_samples, n_samples
-        with Progress(show=progress) as bar:
-            while self.n_samples < wanted:
-                note = f"memory ran out; extend drew the samples {at_once} at a time" if at_once < n_samples else ""
-                n = min(at_once, wanted - self.n_samples)
-                done = attempt(partial(self._draw_more, request, plan, n, bar, note))
-                if isinstance(done, OutOfMemory) and at_once > 1:
-                    at_once = (at_once + 1) // 2
-                elif isinstance(done, OutOfMemory):
-                    plan = self._smaller(request, plan, done.error)
-                elif done.interrupted:
-                    break
-        return self
-
-    def _draw_more(self, request: FitRequest, plan: FitPlan, n: int, bar: Progress, note: str) -> fitting.Fitted:
-        """Draw ``n`` more samples by a plan, and hold them."""
-        measured, meter = self._need_measured(), Meter(self._network.device, bar.phase)
-        if self._prepared is None or self._prepared.plan.key != plan.key:
-            self.release()  # before another is built
-            self._prepared = fitting.build(request, plan, meter)
-            route = self._prepared.jacobian.route
-            measured = replace(measured, projector=type(plan.projector).__name__, reason=plan.reason, route=route)
-        before, noise = fitting.Fitted(self.directions, measured), Noise(self._base, measured.seed)
-        fitted = fitting.draw(self._prepared, noise, n, bar, meter, before=before, note=note)
-        self._take(fitted)
-        return fitted
-
-    def _smaller(self, request: FitRequest, plan: FitPlan, error: BaseException) -> FitPlan:
-        try:
-            return shrink(replace(request, n_samples=1), plan, error)
-        except SettingsError as refusal:
-            again = "" if self._prepared is not None else " Call prepare(loader) before you extend it again."
-            msg = f"{refusal} The posterior keeps the {self.n_samples} samples that it has.{again}"
-            raise SettingsError(msg) from error
-
-    prepare = full_precision()(fitting.prepare)
+    extend = full_precision()(extending.extend)
+    prepare = full_precision()(preparing.prepare)
 
     def release(self) -> Self:
         """Free training data, rows and projector; predictions stay, ``extend`` and exact variances need ``prepare``.

@@ -5,42 +5,44 @@ A fit makes a :class:`FitPlan` from a :class:`FitRequest`. Whenever memory runs 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from torch import nn
+import torch
 
-from nullbayes.errors import DataError, SettingsError
-from nullbayes.jacobian.batches import BatchFn, is_array
-from nullbayes.jacobian.data import Expected, read_beginning
-from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
-from nullbayes.jacobian.network import Network, OutputFn, Selection
+from nullbayes.distributed import Group
+from nullbayes.errors import DistributedError, SettingsError
 from nullbayes.jacobian.rows import JacobianRows
-from nullbayes.likelihoods import Likelihood, LossFn
-from nullbayes.limits import OutOfMemory, Storage, attempt
+from nullbayes.limits import OutOfMemory, Storage
 from nullbayes.posteriors.arguments import host_memory_bytes, memory_limit_bytes
-from nullbayes.posteriors.promise import SAMPLES, split
 from nullbayes.projectors import Plan, Projector, choose, least_bytes
 
 T = TypeVar("T")
 TOLERANCE, LOSS_TOLERANCE = 1e-2, 2e-2  # of a fit that is not given another, for rows of outputs and of losses
-_BESIDE = 0.5  # seconds that a fit takes however small it is: checks, and the search for a precision
 
 
 @dataclass(frozen=True)
 class FitRequest:
-    """What the user asked for, and the rows of the training data."""
+    """What the user asked for, and the rows of the training data.
+
+    ``samples`` are the processes that share the samples among them; None for a fit that projects all samples together.
+    """
 
     rows: JacobianRows
     n_samples: int
     projector: str | Projector
     tolerance: float
     memory_limit: int | str | None
+    samples: Group | None = None
+
+    @property
+    def group(self) -> Group:
+        """The processes of the fit, whatever they share."""
+        return self.rows.examples.group if self.samples is None else self.samples
 
 
 @dataclass(frozen=True)
@@ -95,8 +97,10 @@ def make_plan(request: FitRequest, limit: int | None = None, host: int | None = 
     if not isinstance(projector, Projector) and projector != "auto":
         msg = f'projector must be "auto" or a projector such as nb.projectors.Krylov(), not {projector!r}.'
         raise SettingsError(msg)
-    limit = memory_limit_bytes(request.memory_limit, rows.device) if limit is None else limit
-    host = host_memory_bytes(rows.device) if host is None else host
+    limit = available_bytes(request.memory_limit, rows.device, request.group) if limit is None else limit
+    host = (
+        min(request.group.gather(host_memory_bytes(rows.device) // request.group.neighbours)) if host is None else host
+    )
     if isinstance(projector, Projector):
         storage: Storage = "device" if rows.costs().held_bytes <= limit // 2 else "recompute"
         plan = FitPlan(projector, storage, min(rows.working_bytes, limit // 8), limit, host)
@@ -106,7 +110,16 @@ def make_plan(request: FitRequest, limit: int | None = None, host: int | None = 
         plan = FitPlan(choice.projector, choice.storage, choice.working_bytes, limit, host, choice)
     for _ in range(halvings):
         plan = shrink(request, plan)
+    if len(set(request.group.gather(plan.key))) > 1:
+        msg = "The processes come to different plans: they need the same kind of device and number of threads."
+        raise DistributedError(msg)
     return plan
+
+
+def available_bytes(limit: int | str | None, device: torch.device, group: Group) -> int:
+    """Return the memory limit of each of some processes: a share of what is free where they run on one machine."""
+    mine = memory_limit_bytes(limit, device)
+    return min(group.gather(mine // group.neighbours if limit is None and device.type == "cpu" else mine))
 
 
 def shrink(request: FitRequest, plan: FitPlan, cause: BaseException | None = None) -> FitPlan:
@@ -172,78 +185,9 @@ def _mib(size: int) -> str:
 
 
 def within_memory(request: FitRequest, plan: FitPlan, work: Callable[[FitPlan], T]) -> T:
-    """Work by a plan; whenever memory runs out, start again by a smaller one."""
+    """Work by a plan; whenever memory runs out, in any process, start again by a smaller one."""
     while True:
-        done = attempt(functools.partial(work, plan))
+        done = request.group.attempt(functools.partial(work, plan))
         if not isinstance(done, OutOfMemory):
             return done
         plan = shrink(request, plan, done.error)
-
-
-def plan(
-    model: nn.Module,
-    loader: Any,
-    n_samples: int = 30,
-    memory_limit: int | str | None = None,
-    *,
-    likelihood: str | Likelihood | LossFn = "classification",
-    loss: bool = False,
-    parameters: Selection = None,
-    batch_fn: BatchFn | None = None,
-    output_fn: OutputFn | None = None,
-    tolerance: float | None = None,
-) -> Plan:
-    """Return the projector that a fit would use, the reason, and an estimate of its memory and time.
-
-    Parameters
-    ----------
-    model, loader, n_samples, memory_limit, likelihood, parameters, batch_fn, output_fn, tolerance
-        As for the posteriors and their ``fit``.
-    loss : bool
-        Plan for the loss-projected posterior.
-
-    Returns
-    -------
-    Plan
-        What ``fit`` does with the same memory limit; it prints.
-
-    Notes
-    -----
-    At most four batches are read if the loader has a length, and all of them otherwise. The number of examples is that
-    of the dataset of a DataLoader, or the sum over a list of batches; for other loaders it is estimated from the first
-    batches, and ``print(plan)`` says so. Data that were not read can change the plan only if some of their positions
-    do not count (``ignore_index``) and the first batches have none such. ``fit`` checks all of the data.
-
-    The time is that of ``prior_precision="auto"``, without the time that the loader takes. It depends on the kind of
-    device and on whether torch has one thread or several, not on the speed of this machine: on one thread of the CPU
-    on which its rates were measured, fits took 0.6 to 3 times as long as planned.
-
-    Examples
-    --------
-    >>> import torch, nullbayes as nb
-    >>> found = nb.plan(torch.nn.Linear(20, 10), (torch.randn(300, 20), torch.arange(300) % 10))
-    >>> found.n_rows, found.n_parameters, type(found.projector).__name__, found.storage
-    (3000, 210, 'ExactPrimal', 'device')
-    """
-    if is_array(n_samples):
-        msg = "Inputs and targets are passed as one pair here: nb.plan(model, (x, y))."
-        raise DataError(msg)
-    kind, default = (LossJacobian, LOSS_TOLERANCE) if loss else (OutputJacobian, TOLERANCE)
-    network = Network(model, parameters, output_fn)
-    beginning = read_beginning(loader, batch_fn, network.device, network.dtype)
-    first = kind(network, beginning.examples, likelihood)
-    rows = first.on(Expected(beginning.examples, beginning.n_examples))
-    chosen = functools.partial(
-        choose,
-        memory_limit=memory_limit_bytes(memory_limit, rows.device),
-        rtol=default if tolerance is None else tolerance,
-        host_limit=host_memory_bytes(rows.device),
-    )
-    found = chosen(rows, n_samples=n_samples)
-    seconds = found.seconds + _BESIDE
-    for inside, _ in split(rows, 0):
-        if inside:
-            with contextlib.suppress(SettingsError):  # a trial that does not fit has a smaller plan of its own
-                seconds += chosen(first.on(Expected(beginning.examples, len(inside))), n_samples=SAMPLES).seconds
-    note = f"planned for about {beginning.n_examples:,} examples, by the length of the loader"
-    return dataclasses.replace(found, seconds=seconds, note=note if beginning.estimated else "")

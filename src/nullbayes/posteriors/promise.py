@@ -156,6 +156,9 @@ def answers(rows: JacobianRows, looks: Iterable[tuple[Examples, Tensor]]) -> Ans
             outputs.append(own)
             changes.append(centred(change))
             targets.append(y)
+    if (group := rows.examples.group).size > 1:  # a process may have none of the examples
+        lists = group.gather([[part.cpu() for part in parts] for parts in (outputs, changes, targets)])
+        outputs, changes, targets = ([p.to(rows.device) for some in lists for p in some[i]] for i in range(3))
     return Answers(rows.likelihood, torch.cat(outputs), torch.cat(changes, dim=1), torch.cat(targets))
 
 
@@ -218,7 +221,7 @@ def split(rows: JacobianRows, seed: int) -> list[tuple[Sequence[int], Sequence[i
 
     The seed decides which. Where examples are few, each of them is kept apart once, in one of several trials.
     """
-    n, width = len(rows.examples), max(1, rows.n_outputs)
+    n, width = rows.examples.n_all, max(1, rows.n_outputs)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu").tolist()
     cheap, most = (max(1, size // rows.rows_per_example) for size in (_CHEAP_ROWS, _TRIAL_ROWS))
     if n <= 2 * _FEWEST and n * width <= _NUMBERS:

@@ -67,7 +67,7 @@ def with_noise(given: Likelihood, rows: JacobianRows) -> Likelihood:
     left = share_left(*_whitened(rows, fitted, scale), float((rms / scale).square().mean().sqrt()))
     if left < _LITTLE:
         message = (
-            f"The network fits its {len(rows.examples):,} training targets almost exactly: their residuals, "
+            f"The network fits its {rows.examples.n_all:,} training targets almost exactly: their residuals, "
             f"{float(rms.max()):.2g}, say little about the noise, whose estimate may be wrong by a factor of two or "
             "three. Call posterior.tune(held_out), or pass likelihood=nb.likelihoods.Regression(sigma_noise=...) with "
             "the error that you expect on new data, which is larger than the noise of the measurements."
@@ -86,7 +86,8 @@ def _whitened(rows: JacobianRows, fitted: Regression, scale: Tensor) -> tuple[Sm
     else:
         plain = OutputJacobian(rows.network, rows.examples, fitted)
     held = plain.costs().held_bytes <= _HELD * free_memory(plain.device)
-    return smoother(plain.stored("device") if held else plain, plain.network.theta), plain.n_rows
+    stored = plain.stored("device" if held else "recompute")
+    return smoother(stored, plain.network.theta), stored.n_rows
 
 
 def smoother(rows: Rows, theta: Tensor) -> Smoother:  # (P,)
@@ -95,7 +96,7 @@ def smoother(rows: Rows, theta: Tensor) -> Smoother:  # (P,)
     if min(r, p) > _DENSE:
         return _by_quadrature(rows, theta)
     if r <= p:
-        values, vectors = torch.linalg.eigh(rows.block(0, r).gram(torch.float64))
+        values, vectors = torch.linalg.eigh(rows.gram(torch.float64))
         values = values.clamp_min(0.0)
         alive = values > r * torch.finfo(torch.float64).eps * values[-1]
         image = vectors.T @ rows.mv(theta[None])[0].double()

@@ -21,3 +21,4 @@ from nullbayes.predictive.scores import pooled as pooled
 from nullbayes.predictive.scores import score as score
 from nullbayes.predictive.scores import scores_of as scores_of
 from nullbayes.predictive.scores import warn_of_padding as warn_of_padding
+from nullbayes.predictive.sharing import in_parallel as in_parallel

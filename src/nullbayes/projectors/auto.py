@@ -210,13 +210,13 @@ class _CostModel:
             return plans
         most = -(-costs.n_rows // costs.rows_per_example)
         plans += [self._plan(self._blocks(n)) for n in _BLOCK_COUNTS if n <= most]
-        if costs.n_rows > costs.n_columns and costs.storage not in ("matrix_free", "half"):
+        if costs.n_rows * costs.processes > costs.n_columns and costs.storage not in ("matrix_free", "half"):
             plans.append(self._plan(self._primal()))
         return plans
 
     def _direct(self) -> _Method | None:
         """Return the truncated direct method, if the problem is small."""
-        costs, r, p = self.costs, self.costs.n_rows, self.costs.n_columns
+        costs, r, p = self.costs, self.costs.n_rows * self.costs.processes, self.costs.n_columns
         if r <= min(p - 1, _DIRECT):
             gram = r * r * costs.gram_flops / 2
             flops = gram + 9.0 * r**3
@@ -250,7 +250,7 @@ class _CostModel:
 
     def _primal(self) -> _Method:
         """Return conjugate gradients over all rows in one block, by their normal matrix."""
-        costs, rates, r, p = self.costs, self.rates, self.costs.n_rows, self.costs.n_columns
+        costs, rates, r, p = self.costs, self.rates, self.costs.n_rows * self.costs.processes, self.costs.n_columns
         flops = costs.normal_flops + p**3 / 3.0
         return _Method(
             projector=Krylov(Alternating(block_rows=r), rtol=self.rtol),
@@ -267,24 +267,24 @@ class _CostModel:
         )
 
     def _blocks(self, n: int) -> _Method:
-        """Return conjugate gradients over ``n`` blocks of rows."""
+        """Return conjugate gradients over ``n`` blocks of rows in each process."""
         costs, rates, r = self.costs, self.rates, self.costs.n_rows
         block = min(r, -(-r // (n * costs.rows_per_example)) * costs.rows_per_example)
-        sweeps, half = _sweeps(n, self.rtol), costs.storage == "half"
+        sweeps, half = _sweeps(n * costs.processes, self.rtol), costs.storage == "half"
         precision = torch.float32 if half else gram_precision(costs.dtype, costs.device, block)
         factor_rate = rates.double if precision == torch.float64 else rates.single
         factors = r * block * precision.itemsize
         gram, cholesky = r * block * costs.gram_flops / 2, r * block**2 / 3.0
         tile = min(block, tile_rows(costs.device, costs.working_bytes))
-        what = "one block: the direct method, refined" if n == 1 else f"blocks of {block:,} rows"
+        what = f"blocks of {block:,} rows" if n * costs.processes > 1 else "one block: the direct method, refined"
         return _Method(
             projector=Krylov(
                 Alternating(block_rows=block, gram_dtype=precision if half else None),
                 rtol=self.rtol,
                 max_sweeps=max(500, int(4 * sweeps)),
             ),
-            reason=f"{r:,} rows and {costs.n_columns:,} parameters are many for eigenvectors: conjugate gradients over "
-            f"{what}",
+            reason=f"{r * costs.processes:,} rows and {costs.n_columns:,} parameters are many for eigenvectors: "
+            f"conjugate gradients over {what}",
             block_rows=block,
             matrix_bytes=factors,
             factoring_bytes=panel_bytes(block, precision, costs.device),
@@ -321,7 +321,7 @@ class _CostModel:
             projector=method.projector,
             storage=costs.storage,
             reason=method.reason,
-            n_rows=costs.n_rows,
+            n_rows=costs.n_rows * costs.processes,
             n_parameters=costs.n_columns,
             n_samples=self.n_samples,
             peak_bytes=peak,
@@ -329,6 +329,7 @@ class _CostModel:
             memory_limit=self.memory_limit,
             working_bytes=working,
             seconds=seconds + sweep * method.sweeps,
+            processes=costs.processes,
         )
 
     @property

@@ -71,10 +71,12 @@ class Iterative(Projector):
         target = residual_targets(self, rows, noise, before)
         if rows.reference is not rows:
             target = _MARGIN * target
-        loop = _Loop.begin(self._start(state, noise), before, target)
-        if store is not None:
-            loop.load(store.load(loop.tensors()))
-        outcome = _run(loop, state, self._step(state), target, self.max_sweeps, callback, store)
+        loop = _Loop.begin(self._start(state, noise), before, target, rows.n_parts)
+        most = self.max_sweeps
+        if store is not None and not loop.load(store.load(loop.tensors())):
+            loop.carry = self._start(state, loop.carry[0])
+            most += loop.k  # sweeps over other blocks, which may be smaller, do not count
+        outcome = _run(loop, state, self._step(state), target, most, callback, store)
         attempt = Attempt(loop.directions, loop.taken, outcome, state.precision, norms=(loop.norms, before))
         return finish_projection(self, rows, noise, attempt, callback)
 
@@ -91,30 +93,32 @@ class _Loop:
     taken: Tensor  # (S,) the last step whose result was measured
     active: Tensor  # indices of the samples that are not finished
     carry: Carry  # of those samples
+    n_parts: int  # processes that the rows are spread over, on whose blocks the carry depends, except for its iterate
     k: int = 0  # steps so far
     next_check: int = 1  # the next step after which the residual is measured
     stagnated: bool = False  # whether any sample has
 
     @classmethod
-    def begin(cls, carry: Carry, reference: Tensor, target: Tensor) -> _Loop:
+    def begin(cls, carry: Carry, reference: Tensor, target: Tensor, n_parts: int) -> _Loop:
         active = (reference > target).nonzero()[:, 0]
         none = torch.zeros_like(reference, dtype=torch.int64)
-        carried = tuple(part[active] for part in carry)
-        return cls(
-            reference, carry[0].clone(), reference.clone(), reference.clone(), none, none.clone(), active, carried
-        )
+        carried, norms = tuple(part[active] for part in carry), reference.clone()
+        return cls(reference, carry[0].clone(), norms, norms.clone(), none, none.clone(), active, carried, n_parts)
 
     def tensors(self) -> dict[str, Tensor]:
-        counts = torch.tensor([self.k, self.next_check, self.stagnated], dtype=torch.int64, device="cpu")
+        numbers = [self.k, self.next_check, self.stagnated, self.n_parts]
+        counts = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         named = {name: getattr(self, name) for name in (*_STORED, "reference")}
         return {**named, "counts": counts, **{f"carry.{i}": part for i, part in enumerate(self.carry)}}
 
-    def load(self, stored: Mapping[str, Tensor]) -> None:
+    def load(self, stored: Mapping[str, Tensor]) -> bool:
+        """Take over what was stored; return whether all of its carry can be used, and not the iterate alone."""
         for name in _STORED:
             setattr(self, name, stored[name])
         self.carry = tuple(stored[f"carry.{i}"] for i in range(len(self.carry)))
-        self.k, self.next_check, stagnated = stored["counts"].tolist()
+        self.k, self.next_check, stagnated, n_parts = stored["counts"].tolist()
         self.stagnated = bool(stagnated)
+        return bool(n_parts == self.n_parts)
 
     def measure(self, norms: Tensor) -> None:
         """Take over the iterate of the active samples, and what was measured of it."""
@@ -158,6 +162,8 @@ def _run(
     except KeyboardInterrupt:
         if store is not None:
             store.save(loop.tensors(), interrupted=True)
+        if rows.n_parts > 1:  # the other processes may be at another sweep
+            raise
         if len(loop.active):
             loop.measure(rows.norms(loop.carry[0]))
         return Outcome.INTERRUPTED

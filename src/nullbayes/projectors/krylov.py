@@ -108,9 +108,9 @@ def _conjugate_gradients(state: SweepState, lead: int | None = None) -> Step:
     iterate, the search direction, the gradient, and the squared length of the gradient when it was last renewed.
     """
     apply_map, rows = state.parallel_sweep, state.rows
-    plain = _PLAIN_STEPS if len(state.steps) == 1 else 0
+    plain = _PLAIN_STEPS if state.is_joint else 0
     tiny = torch.finfo(rows.dtype).tiny
-    floor = max(torch.finfo(rows.dtype).eps, *(4.0 * step.leak for step in state.steps)) ** 2
+    floor = max([torch.finfo(rows.dtype).eps, *(4.0 * step.leak for step in state.steps)]) ** 2
 
     def dot(a: Tensor, b: Tensor) -> Tensor:  # (S, P), (S, P) -> (S,)
         return (a[:lead] * b[:lead]).sum(1)

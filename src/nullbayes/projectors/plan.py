@@ -39,6 +39,8 @@ class Plan:
         and half a second for everything else.
     note : str
         What the plan had to guess; empty if nothing.
+    processes : int
+        That the rows are spread over. Memory, work and time are those of each of them.
 
     Examples
     --------
@@ -67,6 +69,7 @@ class Plan:
     working_bytes: int
     seconds: float
     note: str = ""
+    processes: int = 1
 
     def to_dict(self) -> dict[str, str | int | float]:
         """Return the plan as plain numbers and strings, ready for JSON; the projector as it prints."""
@@ -81,9 +84,11 @@ class Plan:
             "recompute": "formed again, block by block, in every sweep",
             "matrix_free": "never formed: products by JVP and VJP",
         }[self.storage]
+        each = "" if self.processes == 1 else f", {-(-self.n_rows // self.processes):,} in each process"
+        spread = "" if self.processes == 1 else f"; {self.processes} processes, with this memory and work each"
         return (
-            f"{self.n_rows:,} rows over {self.n_parameters:,} parameters, {self.n_samples} samples\n"
-            f"  projector  {self.projector}\n  because    {self.reason}\n  rows       {rows}\n"
+            f"{self.n_rows:,} rows over {self.n_parameters:,} parameters, {self.n_samples} samples{spread}\n"
+            f"  projector  {self.projector}\n  because    {self.reason}\n  rows       {rows}{each}\n"
             f"  memory     {self.peak_bytes / 2**30:.2f} GiB of {self.memory_limit / 2**30:.2f}\n"
             f"  work       {self.operations:.2g} operations to prepare and sweep once\n"
             f"  time       {_in_words(self.seconds)}, a rough estimate"

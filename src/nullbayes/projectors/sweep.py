@@ -136,12 +136,12 @@ def coarse_space(rows: Rows, dimension: int) -> Coarse:
         image = torch.zeros_like(basis)
         for where, block in rows.blocks(rows.rows_per_pass):
             image += block.rmv(block.mv(basis) * scale[where] * scale[where])  # its square may overflow
-        basis = torch.linalg.qr(image.T)[0].T
+        basis = torch.linalg.qr(rows.total(image).T)[0].T
     inner = torch.zeros(len(basis), len(basis), dtype=torch.float64, device=rows.device)
     for where, block in rows.blocks(rows.rows_per_pass):
         part = block.mv(basis).double() * scale[where]
         inner += part @ part.T
-    eigenvalues, leading = torch.linalg.eigh(inner)
+    eigenvalues, leading = torch.linalg.eigh(rows.total(inner))
     seen = eigenvalues > len(basis) * torch.finfo(rows.dtype).eps * eigenvalues[-1]
     leading = leading[:, seen][:, -size:].to(rows.dtype)
     return Coarse((leading.T @ basis).contiguous())
@@ -149,7 +149,7 @@ def coarse_space(rows: Rows, dimension: int) -> Coarse:
 
 @dataclass(frozen=True)
 class SweepState:
-    """The rows, and the steps of a sweep over them."""
+    """The rows, and the steps of a sweep over those of their blocks that this process has."""
 
     rows: Rows
     steps: Sequence[Step]
@@ -158,15 +158,25 @@ class SweepState:
     @property
     def precision(self) -> torch.dtype:
         """The lowest precision of the factors."""
-        return min((step.precision for step in self.steps), key=lambda dtype: dtype.itemsize)
+        each = (step.precision for step in self.steps)
+        return min(each, key=lambda dtype: dtype.itemsize, default=self.rows.dtype)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether one step is that of all rows, also of those that other processes have."""
+        return len(self.steps) == 1 and (self.rows.n_parts == 1 or isinstance(self.steps[0], PrimalStep))
 
     def sequential_sweep(self, vectors: Tensor, *, backwards: bool = False) -> Tensor:  # (S, P) -> (S, P)
-        """Return what all steps remove, each from what those before have left; backwards, the transposed map."""
+        """Return what all steps remove, each from what those before have left; backwards, the transposed map.
+
+        Where rows are spread over processes, each sweeps over its own, and the results are averaged (Gordon and Gordon
+        2010): the vectors that stay as they are still make up the common null space.
+        """
         steps: list[Coarse | Step] = [*self.steps] if self.coarse is None else [self.coarse, *self.steps]
         total = torch.zeros_like(vectors)
         for step in reversed(steps) if backwards else steps:
             total += step.correction(vectors - total)
-        return total
+        return total if self.is_joint or self.rows.n_parts == 1 else self.rows.total(total) / self.rows.n_parts
 
     def parallel_sweep(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
         """Return the sum of what each step removes from the same vectors.
@@ -181,7 +191,7 @@ class SweepState:
         return inside + beside - self.coarse.correction(beside)
 
     def _sum(self, vectors: Tensor) -> Tensor:
-        total = self.steps[0].correction(vectors)
+        total = self.steps[0].correction(vectors) if self.steps else torch.zeros_like(vectors)
         for step in self.steps[1:]:
             total += step.correction(vectors)
-        return total
+        return total if self.is_joint else self.rows.total(total)
