@@ -6,6 +6,7 @@ but for the two drawings of lines in the plane.
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import nullbayes as nb
 from nullbayes.demo import load_digits, train_on_digits
 
 FOLDER = Path(__file__).parent / "pictures"
+RESULTS = Path(__file__).parents[1] / "results"  # of experiments that were run in full
 BLUE, ORANGE, GREEN, GREY = "#4c78c8", "#e08a3c", "#4ca377", "#8a8f98"
 SWEEPS = range(1, 31)
 FORMS = {"": "#24292f", "-dark": "#d5d9e0"}  # the ends of file names, and the colour of text and axes
@@ -203,6 +205,23 @@ def collapse(figure: Figure, ink: str) -> None:
         axis.set_title(f"{n} rows, 13 parameters:\nnull space of {left:.1f} dimensions")
 
 
+def between(figure: Figure, ink: str) -> None:
+    """Draw what `nullbayes reproduce toy` measured: the predicted function, and twice its standard deviation."""
+    found = json.loads((RESULTS / "toy.json").read_text(encoding="utf-8"))["results"]
+    first, seeds = found["methods"]["0"], found["methods"].values()
+    figure.set_size_inches(7.6, 4.4)
+    axes = figure.subplots(2, 3, sharex=True, sharey=True)
+    for axis, (name, drawn) in zip(axes.flat, first.items(), strict=True):
+        mean, std = torch.tensor(drawn["mean"]), torch.tensor(drawn["std"])
+        ours = name in ("projected", "loss-projected")
+        color = BLUE if ours else ORANGE
+        axis.fill_between(found["grid"], mean - 2 * std, mean + 2 * std, color=color, alpha=0.25, lw=0)
+        axis.plot(found["grid"], mean, color=color, lw=1.6)
+        axis.plot(found["x"], found["y"], ".", color=ink, ms=3)
+        ratio = sum(seed[name]["ratio"] for seed in seeds) / len(seeds)
+        axis.set(title=f"{name}: {ratio:.1f}", ylim=(-2.2, 2.2))
+
+
 PICTURES: dict[str, Callable[[Figure, str], None]] = {
     "null-space": null_space,
     "residual": residual,
@@ -210,6 +229,7 @@ PICTURES: dict[str, Callable[[Figure, str], None]] = {
     "temperature": temperature,
     "calibration": calibration,
     "collapse": collapse,
+    "between": between,
 }
 
 
