@@ -19,8 +19,9 @@ pytest.importorskip("PIL", reason="images are read with Pillow")
 pytestmark = pytest.mark.cpu
 
 TINY = celeba.Sizes(
-    pixels=16, rows=12, held_out=None, epochs=2, batch_size=8, members=2, samples=4, sweeps=3, budget=12, rank=None,
-    sketch=None, iterates=3, steps=1, network={"depths": (1, 1), "widths": (4, 6), "ratios": (2, 2)},
+    pixels=16, shorter=16, train=None, rows=12, held_out=None, test=None, epochs=2, batch_size=8, members=2, samples=4,
+    sweeps=3, budget=12, rank=None, sketch=None, iterates=3, steps=1,
+    network={"depths": (1, 1), "widths": (4, 6), "ratios": (2, 2)},
 )  # fmt: skip
 FEW = dataclasses.replace(TINY, only=("Max logit", "Projected", "Local ensemble", "SWAG"))
 FACES = [
@@ -62,7 +63,7 @@ def test_images_with_a_held_out_attribute_are_strangers_and_nothing_else(setting
     def numbers(images: Any) -> list[int]:
         return [int(path.stem) - 1 for path in images.files]
 
-    for part, split in ((faces.train, 0), (faces.held_out, 1), (faces.test, 2)):
+    for part, split in ((faces.training, 0), (faces.validation, 1), (faces.test, 2)):
         familiar = [i for i, (s, has) in enumerate(FACES) if s == split and not set(has) & set(celeba.HELD_OUT)]
         assert numbers(part) == familiar
         assert part.targets.tolist() == [
@@ -112,7 +113,7 @@ def test_the_projected_posterior_predicts_as_its_network_does(results: dict[str,
 
 def test_max_logit_ranks_by_the_largest_logit_of_an_image(settings: Settings, results: dict[str, Any]) -> None:
     faces = celeba.read_faces(settings, TINY)
-    model = celeba._trained(settings, TINY, faces).model
+    model = celeba._trained(settings, TINY, faces)
 
     def largest(images: Any) -> list[float]:
         return [float(model(x[None]).detach().max()) for x, _ in images]

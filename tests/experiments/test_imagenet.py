@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cpu
 
 SMALL = {"outputs": 3, "window": 2, "width": 4, "depths": (2, 1), "heads": (1, 2)}
 TINY = imagenet.Sizes(
-    pixels=16, shorter=18, rows=10, test=20, strangers=8, held_out=40, samples=3, block=4, batch_size=16, network=SMALL
+    pixels=16, shorter=18, rows=10, test=8, held_out=40, samples=3, sweeps=15, block=4, batch_size=16, network=SMALL
 )
 CLASSES = ("n01440764", "n01443537", "n02000000")
 
@@ -45,10 +45,10 @@ def results(settings: Settings) -> dict[str, Any]:
 
 def test_no_image_is_both_held_out_and_judged(settings: Settings) -> None:
     found = imagenet.read_photographs(settings, TINY)
-    assert {name: len(part) for name, part in vars(found).items()} == {
-        "rows": 10, "held_out": 40, "test": 20, "strangers": 8,
+    assert {name: len(part) for name, part in found.named().items()} == {
+        "training": 12, "rows": 10, "validation": 40, "test": 8, "Places365": 8,
     }  # fmt: skip
-    assert not set(found.held_out.files) & set(found.test.files)
+    assert not set(found.validation.files) & set(found.test.files)
     assert all(
         path.parent.name == CLASSES[int(y)] for path, y in zip(found.test.files, found.test.targets, strict=True)
     )
@@ -59,7 +59,7 @@ def test_figures_of_the_network_are_those_of_its_probabilities(settings: Setting
     found = imagenet.read_photographs(settings, TINY)
     with torch.no_grad():
         probs = torch.stack([model(x[None])[0].double().softmax(0) for x, _ in found.test])
-        strange = [1 - float(model(x[None])[0].double().softmax(0).max()) for x, _ in found.strangers]
+        strange = [1 - float(model(x[None])[0].double().softmax(0).max()) for x, _ in found.strangers["Places365"]]
     y, own = found.test.targets, results["methods"]["MAP"][0]
     right = probs.argmax(1) == y
     known = (1 - probs.amax(1)).tolist()

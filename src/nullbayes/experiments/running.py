@@ -162,7 +162,7 @@ def _announcement(experiment: Experiment, estimate: Estimate) -> str:
 
 
 def _duration(seconds: float) -> str:
-    for unit, length in (("hours", 3600.0), ("minutes", 60.0)):
+    for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(1.0, seconds):.0f} seconds"
