@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from nullbayes.experiments import find, imagenet, imagenet_page
 from nullbayes.experiments.frame import Missing, Settings, Store
+from nullbayes.experiments.running import perform
 from nullbayes.experiments.swin import Swin
 from nullbayes.page import Table, Value
 from support.image_folders import make_imagenet, make_places
@@ -27,7 +29,7 @@ CLASSES = ("n01440764", "n01443537", "n02000000")
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tmp_path_factory.mktemp("data")
     make_imagenet(data, CLASSES, 4, 20)
     make_imagenet(data, CLASSES, 21, 20, "val")
@@ -35,12 +37,28 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     torch.manual_seed(0)
     (data / "weights").mkdir()
     torch.save({"model": Swin(image=16, **SMALL).state_dict()}, data / "weights" / "swin_tiny_patch4_window7_224.pth")
-    return Settings(data=data, store=Store(tmp_path_factory.mktemp("run"), say=lambda line: None), seeds=1)
+    return data
 
 
 @pytest.fixture(scope="module")
-def results(settings: Settings) -> dict[str, Any]:
-    return imagenet.run(settings, TINY)
+def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a whole run, as the command makes it."""
+    small = dataclasses.replace(
+        find("imagenet"), run=partial(imagenet.run, sizes=TINY), estimate=partial(imagenet.estimate, sizes=TINY)
+    )
+    where = tmp_path_factory.mktemp("run")
+    return perform(small, where, data=data, device=torch.device("cpu"), seeds=1, say=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def settings(data: Path, folder: Path) -> Settings:
+    return Settings(data=data, store=Store(folder, say=lambda line: None), seeds=1)
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())["results"]
+    return found
 
 
 def test_no_image_is_both_held_out_and_judged(settings: Settings) -> None:
@@ -97,6 +115,11 @@ def test_the_page_has_the_papers_figures_beside_ours(results: dict[str, Any]) ->
     assert first.rows[0][2] == Value(nll, None, 1.358)
     assert second.rows[1][2] == Value(results["methods"]["Loss-projected"][0]["auroc"]["max_variance"], None, 0.756)
     assert all(len(row) == len(table.columns) for table in (first, second) for row in table.rows)
+
+
+def test_the_page_of_a_run_names_both_methods_and_counts_the_images(folder: Path) -> None:
+    html = (folder / "index.html").read_text(encoding="utf-8")
+    assert all(f">{name}<" in html for name in ("MAP", "Loss-projected", "Places365", "validation"))
 
 
 def test_the_estimate_grows_with_the_number_of_rows(settings: Settings) -> None:
