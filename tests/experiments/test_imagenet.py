@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from nullbayes.experiments import find, imagenet, imagenet_page
 from nullbayes.experiments.frame import Missing, Settings, Store
@@ -127,6 +128,17 @@ def test_the_estimate_grows_with_the_number_of_rows(settings: Settings) -> None:
     assert 0 < 10 * few.seconds < many.seconds
     assert few.memory < many.memory
     assert many.note.startswith("100,000 rows over ")
+
+
+def test_the_estimate_counts_what_a_batch_keeps_on_its_way_through_the_network(settings: Settings) -> None:
+    one, more = (imagenet.estimate(settings, dataclasses.replace(TINY, batch_size=n)) for n in (1, 101))
+    model = imagenet.published(settings, TINY)
+    kept = [0]
+    for module in model.modules():  # a lower bound: what goes into layers with weights, in float32
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(lambda _, x: kept.append(4 * x[0].numel()))
+    model(torch.zeros(1, 3, 16, 16))
+    assert sum(kept) <= (more.memory - one.memory) / 100 <= 50 * sum(kept)
 
 
 def test_weights_of_another_network_are_refused_by_name(settings: Settings) -> None:

@@ -20,7 +20,7 @@ from nullbayes.experiments import celeba_page, photographs, streams
 from nullbayes.experiments.folders import read_celeba, read_food
 from nullbayes.experiments.frame import Estimate, Experiment, Missing, Results, Settings
 from nullbayes.experiments.photographs import Bench, ImageSizes, Parts
-from nullbayes.experiments.streams import Batches, Placeholder, in_order, outputs_of, pass_seconds, shuffled, some_steps
+from nullbayes.experiments.streams import Batches, Placeholder, in_order, outputs_of, pass_cost, shuffled, some_steps
 from nullbayes.experiments.van import VAN
 
 HELD_OUT = ("Bald", "Eyeglasses", "Mustache")
@@ -248,8 +248,8 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
     n_parameters = photographs.size(model)
     n_train, n_test = sizes.train or _KEPT, 5 * sizes.test if sizes.test else _JUDGED
     n_rows = min(sizes.rows or n_train, n_train)
-    limit = sizes.limit(n_parameters)
-    seconds = pass_seconds(model, sizes.pixels, settings.device)
+    limit, held = sizes.limit(n_parameters), sizes.budget * n_parameters  # a method works on what it holds
+    seconds, kept = pass_cost(model, sizes.pixels, settings.device)
     placeholders = in_order(Placeholder(n_rows, sizes.pixels, torch.ones(outputs)), 8)
     plan = nb.plan(model, placeholders, sizes.samples, limit, likelihood="multilabel", loss=True)
     products = 3 * sizes.budget + (sizes.rank or 3 * sizes.budget)  # of the four methods with a Lanczos process
@@ -262,8 +262,9 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
     passes = settings.seeds * sum(each.values()) + sizes.members * sizes.epochs * n_train
     return Estimate(
         seconds=seconds * passes + settings.seeds * plan.seconds,
-        memory=max(3 * limit, plan.peak_bytes),
-        disk=(settings.seeds + sizes.members) * n_parameters * photographs.BYTES,
+        memory=max(limit, 3 * held * photographs.BYTES, plan.peak_bytes) + photographs.batch_bytes(sizes, kept),
+        disk=(settings.seeds + sizes.members) * n_parameters * photographs.BYTES
+        + photographs.checkpoint_bytes(sizes, n_parameters),
         note=(
             f"{outputs * n_rows:,} rows of outputs and {n_rows:,} of losses over {n_parameters:,} parameters; "
             f"{plan.seconds:.2g} s for a loss-projected fit as nb.plan says, and "

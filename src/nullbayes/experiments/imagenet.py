@@ -17,7 +17,7 @@ from nullbayes.experiments.datasets import WHERE
 from nullbayes.experiments.folders import read_imagenet, read_places
 from nullbayes.experiments.frame import Estimate, Experiment, Missing, Results, Settings
 from nullbayes.experiments.photographs import Bench, ImageSizes, Parts
-from nullbayes.experiments.streams import outputs_of, pass_seconds
+from nullbayes.experiments.streams import outputs_of, pass_cost
 from nullbayes.experiments.swin import Swin, load_weights
 
 _WEIGHTS = (
@@ -26,7 +26,6 @@ _WEIGHTS = (
 )  # fmt: skip
 _IMAGES = {"train": 1_281_167, "test": 50_000, "strangers": 36_500}
 _HELD = 2**32  # bytes of rows that are likely to be held
-_VECTORS = 10  # of the size of the parameters that a projection holds for each sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +178,7 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
     """
     sizes = sizes or (QUICK if settings.quick else FULL)
     model = Swin(image=sizes.pixels, **sizes.network).to(settings.device).eval()
-    seconds = pass_seconds(model, sizes.pixels, settings.device)
+    seconds, kept = pass_cost(model, sizes.pixels, settings.device)
     wanted = ("*",) if sizes.parameters is None else sizes.parameters
     varied = sum(w.numel() for name, w in model.named_parameters() if any(fnmatch(name, glob) for glob in wanted))
     n_rows, test = sizes.rows or _IMAGES["train"], sizes.test or _IMAGES["test"]
@@ -193,11 +192,11 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
     predictions = 2 * (1 + share * sizes.samples) * asked
     passes = (1 + 2 * share) / 3 * (settings.seeds * (projection + predictions) + judged)
     block = min(sizes.block, n_rows)
-    numbers = _VECTORS * sizes.samples * varied + 2 * block * varied + n_rows * block
+    numbers = photographs.VECTORS * sizes.samples * varied + 2 * block * varied + n_rows * block
     return Estimate(
         seconds=seconds * passes,
-        memory=photographs.BYTES * numbers,
-        disk=2 * _VECTORS * sizes.samples * varied * photographs.BYTES,
+        memory=photographs.BYTES * numbers + photographs.batch_bytes(sizes, kept),
+        disk=photographs.checkpoint_bytes(sizes, varied),
         note=(
             f"{n_rows:,} rows over {varied:,} parameters; {photographs.passes_note(passes, seconds)}, though "
             "every sweep does it again"

@@ -14,6 +14,7 @@ from nullbayes.experiments.frame import FAILURES, Results, Settings, failure
 from nullbayes.experiments.streams import Batches, in_order, noted
 
 BYTES = 4  # of a number
+VECTORS = 10  # of the size of the parameters that a projection holds for each sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,3 +171,13 @@ def passes_note(passes: float, seconds: float) -> str:
         f"about {passes:.1g} passes of one image through the network and back, each {seconds:.2g} s as measured now on "
         "this device; reading images is not counted"
     )
+
+
+def batch_bytes(sizes: ImageSizes, kept: int) -> int:
+    """Return what a batch takes on its way through the network: what is kept of each image, and derivatives of it."""
+    return 3 * sizes.batch_size * kept
+
+
+def checkpoint_bytes(sizes: ImageSizes, varied: int) -> int:
+    """Return what an unfinished projection takes on the disk, where the next state is written beside the last."""
+    return 2 * VECTORS * sizes.samples * varied * BYTES

@@ -37,7 +37,8 @@ def cost(results: Results) -> Section:
     rows, warned = list[Cells](), list[Cells]()
     for name, seeds in fitted(results).items():
         others = (cell(seeds, key) for key in ("rank", "residual", "precision"))
-        rows.append([name, cell(seeds, "seconds"), cell(seeds, "memory", scale=1e-6), *others])
+        if (seconds := cell(seeds, "seconds")) is not None:
+            rows.append([name, seconds, cell(seeds, "memory", scale=1e-6), *others])
         warned += [[name, note] for note in seeds[0]["notes"]]
     failed = {name: s["failed"] for name, seeds in results["methods"].items() for s in seeds if "failed" in s}
     tables = [Table("Cost of the fits", columns, rows)]
