@@ -155,11 +155,11 @@ def page(experiment: Experiment, results: dict[str, Any]) -> Page:
 
 def _announcement(experiment: Experiment, estimate: Estimate, settings: Settings) -> str:
     disk = f" and {_size(estimate.disk)} of disk" if estimate.disk else ""
-    note = f" ({estimate.note})" if estimate.note else ""
+    note = f"\nBehind this estimate: {estimate.note}." if estimate.note else ""
     quick = " For a first look: --quick." if estimate.seconds > _LONG and not settings.quick else ""
     return (
         f"{experiment.name}: {experiment.about} On this device ({settings.device.type}) it takes about "
-        f"{_duration(estimate.seconds)}, {_size(estimate.memory)} of memory{disk}{note}.{quick}"
+        f"{_duration(estimate.seconds)}, {_size(estimate.memory)} of memory{disk}.{quick}{note}"
     )
 
 
