@@ -195,6 +195,17 @@ def test_a_method_that_cannot_be_fitted_does_not_end_the_run() -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["Local ensemble", "LLA", "SCOD"])
+def test_a_baseline_stays_within_the_memory_of_the_budget(
+    name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faces = celeba.read_faces(settings, TINY)
+    bench = photographs.Bench(settings, TINY, celeba._trained(settings, TINY, faces), faces)
+    monkeypatch.setattr(celeba.Sizes, "limit", lambda sizes, n: n)  # bytes, where its vectors take many times as much
+    with pytest.raises(nb.errors.SettingsError, match="more than the memory limit"):
+        celeba.methods(bench)[name][0]()
+
+
 def test_the_estimate_grows_with_the_sizes_and_says_what_it_rests_on(settings: Settings) -> None:
     small, large = (celeba.estimate(settings, dataclasses.replace(TINY, epochs=n)) for n in (2, 2000))
     assert 0 < 10 * small.seconds < large.seconds

@@ -25,6 +25,7 @@ from nullbayes.experiments.van import VAN
 
 HELD_OUT = ("Bald", "Eyeglasses", "Mustache")
 _KEPT, _JUDGED = 142_000, 45_000  # about how many images are left for training, and how many are judged
+_COPIES = 3  # a baseline computes with copies of what it holds
 _LEAST = 2**30  # bytes: with a small network, what passes through it is more than all of its parameters
 
 
@@ -126,7 +127,8 @@ def _network(sizes: Sizes, faces: Parts) -> nn.Module:
 
 
 def _baseline(bench: Bench, kind: Any, fitting: Mapping[str, Any] | None = None, **own: Any) -> Any:
-    arguments = {"n_samples": bench.sizes.samples, **(fitting or {})}
+    limit = _COPIES * bench.sizes.limit(photographs.size(bench.model))
+    arguments = {"n_samples": bench.sizes.samples, "memory_limit": limit, **(fitting or {})}
     posterior = kind(bench.model, "multilabel", **own)
     posterior.fit(bench.batches("rows"), generator=bench.settings.generator(), progress=False, **arguments)
     if posterior.report.prior_precision is not None and kind is not nb.baselines.MAP:
@@ -262,7 +264,7 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
     passes = settings.seeds * sum(each.values()) + sizes.members * sizes.epochs * n_train
     return Estimate(
         seconds=seconds * passes + settings.seeds * plan.seconds,
-        memory=max(limit, 3 * held * photographs.BYTES, plan.peak_bytes) + photographs.batch_bytes(sizes, kept),
+        memory=max(limit, _COPIES * held * photographs.BYTES, plan.peak_bytes) + photographs.batch_bytes(sizes, kept),
         disk=(settings.seeds + sizes.members) * n_parameters * photographs.BYTES
         + photographs.checkpoint_bytes(sizes, n_parameters),
         note=(
