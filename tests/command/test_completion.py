@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
+import select
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +45,65 @@ def test_bash_completes(words: str, found: list[str], capsys: pytest.CaptureFixt
     done = subprocess.run(["bash", "-c", f"{text}\n{line}"], capture_output=True, text=True, check=True)
     assert done.stdout.split() == found
     assert not done.stderr
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("nullbayes ", sorted(command.name for command in COMMANDS)),
+        ("nullbayes fit --mem", ["--memory-limit"]),
+        ("nullbayes fit --posterior ", ["loss-projected", "projected"]),
+        ("nullbayes reproduce fash", ["fashion-mnist"]),
+        ("nullbayes predict posterior.s", ["posterior.safetensors"]),
+    ],
+)
+def test_fish_completes(words: str, found: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "posterior.safetensors").touch()
+    asked = f"{script('fish', capsys)}\ncomplete -C '{words}'"
+    home = {**os.environ, "HOME": str(tmp_path)}
+    done = subprocess.run(["fish", "-c", asked], capture_output=True, text=True, check=True, cwd=tmp_path, env=home)
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == found
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("nullbayes pre", "nullbayes predict "),
+        ("nullbayes fit --mem", "--memory-limit "),
+        ("nullbayes fit --posterior l", "--posterior loss-projected "),
+        ("nullbayes reproduce fash", "fashion-mnist "),
+        ("nullbayes predict posterior.s", "predict posterior.safetensors "),
+        ("nullbayes ", "run an experiment of the paper"),
+    ],
+)
+def test_zsh_completes_on_a_terminal(
+    typed: str, shown: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "posterior.safetensors").touch()
+    (tmp_path / ".zshrc").write_text(f"autoload -Uz compinit; compinit -u -D\n{script('zsh', capsys)}\nPROMPT=READY\n")
+    ours, theirs = os.openpty()
+    home = {**os.environ, "HOME": str(tmp_path), "ZDOTDIR": str(tmp_path), "TERM": "dumb"}
+    shell = subprocess.Popen(["zsh", "-i"], stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, env=home)
+    try:
+        read_until(ours, "READY")
+        os.write(ours, f"{typed}\t".encode())
+        read_until(ours, shown)
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+def read_until(terminal: int, text: str) -> None:
+    """Read what a shell shows, until some text is there."""
+    found = ""
+    while text not in found:
+        if not select.select([terminal], [], [], 20)[0]:
+            pytest.fail(f"{text!r} is not in {found!r}")
+        found += os.read(terminal, 65536).decode(errors="replace")
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

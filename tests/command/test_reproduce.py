@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nullbayes.command import main
+from nullbayes.experiments import names
 from nullbayes.experiments.frame import Missing
 
 
@@ -37,7 +38,8 @@ def test_defaults_are_a_full_run(called: list[Any], capsys: pytest.CaptureFixtur
     full = {"data": None, "device": torch.device("cpu"), "quick": False, "seeds": 3, "fresh": False}
     assert called == [("toy", Path("results"), full)]
     printed = capsys.readouterr()
-    assert printed.out == f"The page is {Path('results/toy/index.html')}.\n"
+    assert printed.out.startswith(f"The page is {Path('results/toy/index.html')}, ")
+    assert str(Path("results/toy/results.json")) in printed.out
     assert printed.err == "a step\n"
 
 
@@ -48,8 +50,20 @@ def test_options_are_passed_on(
     assert main(["reproduce", "mnist", "--quick", "--seeds", "1", "--fresh", "-o", str(tmp_path), "--json"]) == 0
     quick = {"data": tmp_path, "device": torch.device("cpu"), "quick": True, "seeds": 1, "fresh": True}
     assert called == [("mnist", tmp_path, quick)]
-    found = {"experiment": "mnist", "folder": str(tmp_path / "mnist"), "page": str(tmp_path / "mnist" / "index.html")}
-    assert json.loads(capsys.readouterr().out) == found
+    folder = tmp_path / "mnist"
+    files = {"page": str(folder / "index.html"), "figures": str(folder / "results.json")}
+    assert json.loads(capsys.readouterr().out) == {"experiment": "mnist", "folder": str(folder), **files}
+
+
+def test_without_a_name_it_says_what_each_experiment_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce"]) == 0
+    printed = capsys.readouterr()
+    heads = [line.split()[0] for line in printed.out.splitlines() if not line.startswith(" ")]
+    assert heads == names()
+    assert "Needs celeba, food-101, pillow." in " ".join(printed.out.split())
+    assert "nullbayes reproduce NAME --quick" in printed.err
+    assert main(["reproduce", "--json"]) == 0
+    assert list(json.loads(capsys.readouterr().out)) == names()
 
 
 def test_what_is_missing_is_one_line(called: list[Any], capsys: pytest.CaptureFixture[str]) -> None:

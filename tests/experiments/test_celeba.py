@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from nullbayes.experiments import celeba, celeba_page, find
+import nullbayes as nb
+from nullbayes.experiments import celeba, celeba_page, find, photographs
 from nullbayes.experiments.frame import Missing, Settings, Store
+from nullbayes.experiments.running import perform
 from nullbayes.experiments.van import VAN
 from nullbayes.page import Page, Table, Value
 from support.image_folders import make_celeba, make_food
@@ -19,8 +24,9 @@ pytest.importorskip("PIL", reason="images are read with Pillow")
 pytestmark = pytest.mark.cpu
 
 TINY = celeba.Sizes(
-    pixels=16, rows=12, held_out=None, epochs=2, batch_size=8, members=2, samples=4, sweeps=3, budget=12, rank=None,
-    sketch=None, iterates=3, steps=1, network={"depths": (1, 1), "widths": (4, 6), "ratios": (2, 2)},
+    pixels=16, shorter=16, train=None, rows=12, held_out=None, test=None, epochs=2, batch_size=8, members=2, samples=4,
+    sweeps=3, budget=12, rank=None, sketch=None, iterates=3, steps=1,
+    network={"depths": (1, 1), "widths": (4, 6), "ratios": (2, 2)},
 )  # fmt: skip
 FEW = dataclasses.replace(TINY, only=("Max logit", "Projected", "Local ensemble", "SWAG"))
 FACES = [
@@ -41,14 +47,24 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def settings(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    store = Store(tmp_path_factory.mktemp("run"), say=lambda line: None)
-    return Settings(data=data, store=store, seeds=1)
+def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a whole run, as the command makes it."""
+    small = dataclasses.replace(
+        find("celeba"), run=partial(celeba.run, sizes=FEW), estimate=partial(celeba.estimate, sizes=FEW)
+    )
+    where = tmp_path_factory.mktemp("run")
+    return perform(small, where, data=data, device=torch.device("cpu"), seeds=1, say=lambda line: None)
 
 
 @pytest.fixture(scope="module")
-def results(settings: Settings) -> dict[str, Any]:
-    return celeba.run(settings, FEW)
+def settings(data: Path, folder: Path) -> Settings:
+    return Settings(data=data, store=Store(folder, say=lambda line: None), seeds=1)
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())["results"]
+    return found
 
 
 def test_the_network_of_the_paper_has_as_many_parameters_as_the_paper_says() -> None:
@@ -62,7 +78,7 @@ def test_images_with_a_held_out_attribute_are_strangers_and_nothing_else(setting
     def numbers(images: Any) -> list[int]:
         return [int(path.stem) - 1 for path in images.files]
 
-    for part, split in ((faces.train, 0), (faces.held_out, 1), (faces.test, 2)):
+    for part, split in ((faces.training, 0), (faces.validation, 1), (faces.test, 2)):
         familiar = [i for i, (s, has) in enumerate(FACES) if s == split and not set(has) & set(celeba.HELD_OUT)]
         assert numbers(part) == familiar
         assert part.targets.tolist() == [
@@ -112,7 +128,7 @@ def test_the_projected_posterior_predicts_as_its_network_does(results: dict[str,
 
 def test_max_logit_ranks_by_the_largest_logit_of_an_image(settings: Settings, results: dict[str, Any]) -> None:
     faces = celeba.read_faces(settings, TINY)
-    model = celeba._trained(settings, TINY, faces).model
+    model = celeba._trained(settings, TINY, faces)
 
     def largest(images: Any) -> list[float]:
         return [float(model(x[None]).detach().max()) for x, _ in images]
@@ -139,6 +155,55 @@ def test_the_page_has_the_papers_figures_beside_ours(results: dict[str, Any]) ->
     found = results["methods"]["Local ensemble"][0]["auroc"]["Bald only"]
     assert row[list(celeba_page.KINDS).index("Bald only") + 2] == Value(found, None, 0.79)
     assert all(len(row) == len(table.columns) for row in table.rows)
+
+
+def test_the_page_of_a_run_has_a_row_for_every_method_and_what_the_library_warned_of(
+    folder: Path, results: dict[str, Any]
+) -> None:
+    html = (folder / "index.html").read_text(encoding="utf-8")
+    assert FEW.only is not None
+    assert all(f">{name}<" in html for name in (*FEW.only, "Projected, calibrated", *celeba_page.KINDS))
+    assert any("did not reach the tolerance" in note for note in results["methods"]["Projected"][0]["notes"])
+    assert "did not reach the tolerance" in html
+
+
+def test_a_method_that_failed_is_left_out_of_all_tables_and_named(results: dict[str, Any]) -> None:
+    failed = {"failed": "CUDA out of memory.", "again": True}
+    methods = {**results["methods"], "SWAG": [failed], "Projected": [failed, *results["methods"]["Projected"]]}
+    sections = {section.title: section for section in find("celeba").page({**results, "methods": methods}).sections}
+    names = {row[0] for section in sections.values() for t in section.blocks if isinstance(t, Table) for row in t.rows}
+    assert "SWAG" not in names
+    assert {"Projected", "Local ensemble"} <= names
+    assert sections["What it took"].paragraphs == [f"Left out: {m}. CUDA out of memory." for m in ("Projected", "SWAG")]
+
+
+def test_a_method_that_cannot_be_fitted_does_not_end_the_run() -> None:
+    def warn() -> dict[str, Any]:
+        warnings.warn("Careful.", nb.errors.UnderfitWarning, stacklevel=1)
+        return {"seed": "any"}
+
+    def fail() -> dict[str, Any]:
+        raise nb.errors.SettingsError("Too much.")
+
+    def works(own: Settings) -> dict[str, Any]:
+        return {"good": warn, "bad": fail, "first": lambda: {"seed": own.seed}}
+
+    assert photographs.each_method(Settings(seeds=2), works, once="first") == {
+        "good": [{"seed": "any", "notes": ["Careful."]}] * 2,
+        "bad": [{"failed": "Too much.", "again": False}] * 2,
+        "first": [{"seed": 0, "notes": []}],
+    }
+
+
+@pytest.mark.parametrize("name", ["Local ensemble", "LLA", "SCOD"])
+def test_a_baseline_stays_within_the_memory_of_the_budget(
+    name: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faces = celeba.read_faces(settings, TINY)
+    bench = photographs.Bench(settings, TINY, celeba._trained(settings, TINY, faces), faces)
+    monkeypatch.setattr(celeba.Sizes, "limit", lambda sizes, n: n)  # bytes, where its vectors take many times as much
+    with pytest.raises(nb.errors.SettingsError, match="more than the memory limit"):
+        celeba.methods(bench)[name][0]()
 
 
 def test_the_estimate_grows_with_the_sizes_and_says_what_it_rests_on(settings: Settings) -> None:

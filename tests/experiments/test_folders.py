@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from nullbayes.experiments import folders
 from nullbayes.experiments.folders import View
 from nullbayes.experiments.frame import Missing
-from support.image_folders import ATTRIBUTES, make_celeba, make_food, make_imagenet, make_places, save_image
+from support.image_folders import ATTRIBUTES, make_celeba, make_food, make_imagenet, make_places, make_validation
 
 pytestmark = pytest.mark.cpu
 Image = pytest.importorskip("PIL.Image", reason="images are read with Pillow")
@@ -88,19 +88,12 @@ def test_food_and_imagenet_number_their_classes_in_alphabetical_order(tmp_path: 
 
 
 def test_validation_images_without_folders_have_the_classes_of_the_devkit(tmp_path: Path) -> None:
-    io = pytest.importorskip("scipy.io")
-    home = tmp_path / "imagenet"
-    for i in range(3):
-        save_image(home / "val" / f"ILSVRC2012_val_{i + 1:08d}.JPEG", i, (12, 12))
-    data = home / "ILSVRC2012_devkit_t12" / "data"
-    data.mkdir(parents=True)
-    (data / "ILSVRC2012_validation_ground_truth.txt").write_text("2\n1\n3\n")
+    pytest.importorskip("scipy")
     kinds = [(1, "n07"), (2, "n01"), (3, "n05"), (1001, "n00")]  # numbers of the devkit are in no such order
-    synsets = np.array(kinds, dtype=[("ILSVRC2012_ID", "f8"), ("WNID", "O")])
-    io.savemat(data / "meta.mat", {"synsets": synsets[:, None]})
+    make_validation(tmp_path, kinds, [2, 1, 3], 12)
     found = folders.read_imagenet(tmp_path, "val", VIEW)
     assert found.targets.tolist() == [0, 2, 1]
-    (home / "val" / "ILSVRC2012_val_00000003.JPEG").unlink()
+    (tmp_path / "imagenet" / "val" / "ILSVRC2012_val_00000003.JPEG").unlink()
     with pytest.raises(Missing, match=r"has 2 images and .* has 3 lines"):
         folders.read_imagenet(tmp_path, "val", VIEW)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from nullbayes.experiments import find, imagenet, imagenet_page
 from nullbayes.experiments.frame import Missing, Settings, Store
+from nullbayes.experiments.running import perform
 from nullbayes.experiments.swin import Swin
 from nullbayes.page import Table, Value
 from support.image_folders import make_imagenet, make_places
@@ -21,13 +24,13 @@ pytestmark = pytest.mark.cpu
 
 SMALL = {"outputs": 3, "window": 2, "width": 4, "depths": (2, 1), "heads": (1, 2)}
 TINY = imagenet.Sizes(
-    pixels=16, shorter=18, rows=10, test=20, strangers=8, held_out=40, samples=3, block=4, batch_size=16, network=SMALL
+    pixels=16, shorter=18, rows=10, test=8, held_out=40, samples=3, sweeps=15, block=4, batch_size=16, network=SMALL
 )
 CLASSES = ("n01440764", "n01443537", "n02000000")
 
 
 @pytest.fixture(scope="module")
-def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = tmp_path_factory.mktemp("data")
     make_imagenet(data, CLASSES, 4, 20)
     make_imagenet(data, CLASSES, 21, 20, "val")
@@ -35,20 +38,36 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     torch.manual_seed(0)
     (data / "weights").mkdir()
     torch.save({"model": Swin(image=16, **SMALL).state_dict()}, data / "weights" / "swin_tiny_patch4_window7_224.pth")
-    return Settings(data=data, store=Store(tmp_path_factory.mktemp("run"), say=lambda line: None), seeds=1)
+    return data
 
 
 @pytest.fixture(scope="module")
-def results(settings: Settings) -> dict[str, Any]:
-    return imagenet.run(settings, TINY)
+def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a whole run, as the command makes it."""
+    small = dataclasses.replace(
+        find("imagenet"), run=partial(imagenet.run, sizes=TINY), estimate=partial(imagenet.estimate, sizes=TINY)
+    )
+    where = tmp_path_factory.mktemp("run")
+    return perform(small, where, data=data, device=torch.device("cpu"), seeds=1, say=lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def settings(data: Path, folder: Path) -> Settings:
+    return Settings(data=data, store=Store(folder, say=lambda line: None), seeds=1)
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "results.json").read_text())["results"]
+    return found
 
 
 def test_no_image_is_both_held_out_and_judged(settings: Settings) -> None:
     found = imagenet.read_photographs(settings, TINY)
-    assert {name: len(part) for name, part in vars(found).items()} == {
-        "rows": 10, "held_out": 40, "test": 20, "strangers": 8,
+    assert {name: len(part) for name, part in found.named().items()} == {
+        "training": 12, "rows": 10, "validation": 40, "test": 8, "Places365": 8,
     }  # fmt: skip
-    assert not set(found.held_out.files) & set(found.test.files)
+    assert not set(found.validation.files) & set(found.test.files)
     assert all(
         path.parent.name == CLASSES[int(y)] for path, y in zip(found.test.files, found.test.targets, strict=True)
     )
@@ -59,7 +78,7 @@ def test_figures_of_the_network_are_those_of_its_probabilities(settings: Setting
     found = imagenet.read_photographs(settings, TINY)
     with torch.no_grad():
         probs = torch.stack([model(x[None])[0].double().softmax(0) for x, _ in found.test])
-        strange = [1 - float(model(x[None])[0].double().softmax(0).max()) for x, _ in found.strangers]
+        strange = [1 - float(model(x[None])[0].double().softmax(0).max()) for x, _ in found.strangers["Places365"]]
     y, own = found.test.targets, results["methods"]["MAP"][0]
     right = probs.argmax(1) == y
     known = (1 - probs.amax(1)).tolist()
@@ -99,11 +118,27 @@ def test_the_page_has_the_papers_figures_beside_ours(results: dict[str, Any]) ->
     assert all(len(row) == len(table.columns) for table in (first, second) for row in table.rows)
 
 
+def test_the_page_of_a_run_names_both_methods_and_counts_the_images(folder: Path) -> None:
+    html = (folder / "index.html").read_text(encoding="utf-8")
+    assert all(f">{name}<" in html for name in ("MAP", "Loss-projected", "Places365", "validation"))
+
+
 def test_the_estimate_grows_with_the_number_of_rows(settings: Settings) -> None:
     few, many = (imagenet.estimate(settings, dataclasses.replace(TINY, rows=n)) for n in (10, 100_000))
     assert 0 < 10 * few.seconds < many.seconds
     assert few.memory < many.memory
     assert many.note.startswith("100,000 rows over ")
+
+
+def test_the_estimate_counts_what_a_batch_keeps_on_its_way_through_the_network(settings: Settings) -> None:
+    one, more = (imagenet.estimate(settings, dataclasses.replace(TINY, batch_size=n)) for n in (1, 101))
+    model = imagenet.published(settings, TINY)
+    kept = [0]
+    for module in model.modules():  # a lower bound: what goes into layers with weights, in float32
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(lambda _, x: kept.append(4 * x[0].numel()))
+    model(torch.zeros(1, 3, 16, 16))
+    assert sum(kept) <= (more.memory - one.memory) / 100 <= 50 * sum(kept)
 
 
 def test_weights_of_another_network_are_refused_by_name(settings: Settings) -> None:

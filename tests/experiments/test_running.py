@@ -69,6 +69,7 @@ def test_a_killed_run_goes_on_behind_its_last_finished_step(tmp_path: Path) -> N
     whole, _ = run_toy(tmp_path / "other")
 
     assert {"network/seed 0: done before", "seed 0/projected: done before", "seed 0/loss-projected"} <= set(said)
+    assert said[1].startswith(f"Results go to {tmp_path / 'toy'}. 2 steps of an earlier run are there")
     assert (steps / "projected.json").stat().st_mtime_ns == written
     assert not left.exists()
     assert resumed["results"] == whole["results"]
@@ -112,6 +113,11 @@ def test_results_say_how_they_were_made(tmp_path: Path) -> None:
     assert (tmp_path / "mine-quick" / "results.json").is_file()
     assert "4 hours" in said[0]
     assert "3.0 GB of memory" in said[0]
+    assert "--quick" not in said[0]
+    assert said[1].startswith(f"Results go to {tmp_path / 'mine-quick'}. If the run is stopped")
+    _, said = mine(tmp_path, tmp_path, seeds=40)
+    assert "3 days" in said[0]
+    assert said[0].endswith("For a first look: --quick.")
     assert (results["name"], results["quick"], results["seeds"]) == ("mine", True, 2)
     assert results["command"] == "nullbayes reproduce mine --seeds 2 --device cpu --quick --data FOLDER"
     assert set(results["seconds"]["steps"]) == {"a/step", "bb/step", "net/work"}

@@ -250,8 +250,49 @@ def test_method_that_cannot_be_fitted_is_left_out_with_its_reason(data: Path, tm
     )  # fmt: skip
     found = digits.study("mnist", Settings(data=data, store=Store(tmp_path), seeds=1), sizes, ANGLES)
     assert "more than the 0 s allowed" in found["subjects"][0]["runs"][0]["methods"]["ProjectedPosterior"]["failed"]
+    assert json.loads((tmp_path / "steps" / KEY / "seed 0" / "ProjectedPosterior.json").read_text())["results"] == {
+        "failed": found["subjects"][0]["runs"][0]["methods"]["ProjectedPosterior"]["failed"], "again": False,
+    }  # fmt: skip
     page = digits.EXPERIMENTS["mnist"].page(found)
     assert any("Left out: ProjectedPosterior" in said for said in page.sections[0].paragraphs)
+
+
+def refused_for_memory() -> Exception:
+    """Return the error of a fit that has no smaller plan."""
+    error = nb.errors.SettingsError("Memory ran out although no plan takes less.")
+    error.__cause__ = torch.OutOfMemoryError("CUDA out of memory.")
+    return error
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA: none.\nTried."), MemoryError(), refused_for_memory()])
+def test_method_without_memory_is_left_out_once_and_tried_again_at_the_next_start(
+    error: Exception, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = Sizes(n=N, epochs=1, held_out=40, test=20, shifted=10, samples=3, only=("MAP", "KNN"))
+    said = Said()
+
+    def run() -> Any:
+        settings = Settings(data=data, store=Store(tmp_path, said.append), seeds=1)
+        return digits.study("mnist", settings, sizes, ANGLES)
+
+    def without_memory(*_: Any, **__: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nb.detectors.KNN, "fit", without_memory)
+        found = run()
+    page = digits.EXPERIMENTS["mnist"].page(found)
+    assert any("Left out: KNN." in paragraph for paragraph in page.sections[0].paragraphs)
+
+    said.clear()
+    again = run()["subjects"][0]["runs"][0]["methods"]
+    assert {line.rsplit("/", 1)[1] for line in said if "done before" not in line} == {
+        "KNN: failed before, so this step is tried again"
+    }
+    assert "failed" not in again["KNN"]
+    said.clear()
+    run()
+    assert all(line.endswith("done before") for line in said)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

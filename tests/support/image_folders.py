@@ -20,16 +20,21 @@ def save_image(path: Path, seed: int, size: tuple[int, int], tint: float = 0.0) 
     image.save(path, "JPEG", quality=90)
 
 
-def make_celeba(data: Path, faces: Sequence[tuple[int, Sequence[str]]]) -> None:
+def make_celeba(
+    data: Path,
+    faces: Sequence[tuple[int, Sequence[str]]],
+    attributes: Sequence[str] = ATTRIBUTES,
+    size: tuple[int, int] = (22, 27),
+) -> None:
     """Write CelebA: for each face its split and its attributes; images are numbered from 1."""
     folder = data / "celeba"
     lines, parts = [], []
     for i, (split, has) in enumerate(faces):
         name = f"{i + 1:06d}.jpg"
-        save_image(folder / "img_align_celeba" / name, i, (22, 27), 0.5 * ("Smiling" in has))
-        lines.append(f"{name} " + " ".join(f"{1 if each in has else -1:2d}" for each in ATTRIBUTES))
+        save_image(folder / "img_align_celeba" / name, i, size, 0.5 * ("Smiling" in has))
+        lines.append(f"{name} " + " ".join(f"{1 if each in has else -1:2d}" for each in attributes))
         parts.append(f"{name} {split}")
-    head = [str(len(faces)), " ".join(ATTRIBUTES) + " "]
+    head = [str(len(faces)), " ".join(attributes) + " "]
     (folder / "list_attr_celeba.txt").write_text("\n".join([*head, *lines]) + "\n")
     (folder / "list_eval_partition.txt").write_text("\n".join(parts) + "\n")
 
@@ -49,6 +54,20 @@ def make_imagenet(data: Path, classes: Sequence[str], per_class: int, size: int,
         for i in range(per_class):
             seed = 100 * c + i + 50 * (split == "val")
             save_image(data / "imagenet" / split / name / f"{name}_{i}.JPEG", seed, (size + 9, size + 2), 0.2 * c)
+
+
+def make_validation(data: Path, synsets: Sequence[tuple[int, str]], truth: Sequence[int], size: int) -> None:
+    """Write validation images of ImageNet in one folder, and the devkit: numbers and names, and a number per image."""
+    from scipy import io
+
+    home = data / "imagenet"
+    for i in range(len(truth)):
+        save_image(home / "val" / f"ILSVRC2012_val_{i + 1:08d}.JPEG", 9000 + i, (size + 9, size + 2))
+    devkit = home / "ILSVRC2012_devkit_t12" / "data"
+    devkit.mkdir(parents=True)
+    (devkit / "ILSVRC2012_validation_ground_truth.txt").write_text("".join(f"{number}\n" for number in truth))
+    table = np.array(synsets, dtype=[("ILSVRC2012_ID", "f8"), ("WNID", "O")])
+    io.savemat(devkit / "meta.mat", {"synsets": table[:, None]})
 
 
 def make_places(data: Path, n: int, size: int) -> None:

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if flagged is None:
         console.say("The posterior is not calibrated: there are no p-values and decisions; fit with --held-out.")
     else:
-        told += f" {flagged:,} are strange, at a false-alarm rate of {options.alpha:g}."
+        told += f" {flagged:,} {'is' if flagged == 1 else 'are'} strange, at a false-alarm rate of {options.alpha:g}."
     if "mean" not in columns and "mean_0" not in columns and options.output.suffix != ".npz":
         console.say("Outputs have positions: the table has one score per input; an .npz file holds all outputs.")
     console.result(told, {"output": str(options.output), "n": n, "flagged": flagged, "columns": columns})
@@ -88,7 +88,8 @@ def _write_parquet(path: Path, answers: Answers) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    pyarrow.parquet.write_table(pyarrow.table(answers.columns()), path)
+    columns: dict[str, Any] = {"input": range(len(answers.arrays["score"])), **answers.columns()}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
 
 
 COMMAND = Command(

@@ -7,27 +7,35 @@ import os
 from pathlib import Path
 
 from nullbayes.command import options as shared
-from nullbayes.command.frame import Command, Console, misused
-from nullbayes.experiments import names
+from nullbayes.command.frame import Command, Console, folded, misused
+from nullbayes.experiments import find, names
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help=f"one of {', '.join(names())}")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help=f"one of {', '.join(names())}; without it, says what each of them shows"
+    )
     parser.add_argument("--quick", action="store_true", help="minutes on two cores, for a first look")
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="data sets (default: $NULLBAYES_DATA)")
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="the data sets (default: $NULLBAYES_DATA)")
     shared.device(parser)
     parser.add_argument(
-        "--seeds", type=shared.positive, default=3, metavar="N", help="how many, from 0 on (default: %(default)s)"
+        "--seeds",
+        type=shared.positive,
+        default=3,
+        metavar="N",
+        help="how many random seeds to average over (default: %(default)s)",
     )
     parser.add_argument(
         "-o", "--output", type=Path, default=Path("results"), metavar="FOLDER",
-        help="where the folder of the run is made, named as the experiment (default: %(default)s)",
+        help="where results go, into a folder with the name of the experiment (default: %(default)s)",
     )  # fmt: skip
-    parser.add_argument("--fresh", action="store_true", help="discard what an earlier run has left there")
+    parser.add_argument("--fresh", action="store_true", help="start anew: discard what an earlier run has left there")
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
-    """Run an experiment, and say where its page is."""
+    """Run an experiment, and say where its page is; without a name, say which there are."""
+    if options.name is None:
+        return _list(console)
     if options.name not in names():
         msg = f"There is no experiment {options.name!r}: there are {', '.join(names())}."
         raise misused(msg)
@@ -48,16 +56,36 @@ def run(options: argparse.Namespace, console: Console) -> int:
         fresh=options.fresh,
         say=console.say,
     )
-    page = folder / "index.html"
-    console.result(f"The page is {page}.", {"experiment": options.name, "folder": str(folder), "page": str(page)})
+    page, figures = folder / "index.html", folder / "results.json"
+    console.result(
+        f"The page is {page}, which a browser shows; the figures are in {figures}.",
+        {"experiment": options.name, "folder": str(folder), "page": str(page), "figures": str(figures)},
+    )
     return 0
+
+
+def _list(console: Console) -> int:
+    """Say what each experiment shows and needs."""
+    found = [find(name) for name in names()]
+    width = 2 + max(len(each.name) for each in found)
+    lines = (f"{each.name:{width}}{each.about}{_needs(each.needs)}" for each in found)
+    console.result(
+        "\n".join(folded(line, width) for line in lines),
+        {each.name: {"about": each.about, "needs": list(each.needs)} for each in found},
+    )
+    console.say("Run one of them with: nullbayes reproduce NAME --quick. It says first what it will take.")
+    return 0
+
+
+def _needs(needs: tuple[str, ...]) -> str:
+    return f" Needs {', '.join(needs)}." if needs else ""
 
 
 COMMAND = Command(
     "reproduce",
     "run an experiment of the paper",
-    "Trains or loads networks, fits every method that applies, and writes results.json and a page with the paper's "
-    "figures beside ours. A run that was killed goes on where it was when the same command is typed again.",
+    "Says what it will take, trains or loads networks, fits every method that applies, and writes results.json and a "
+    "page with the paper's figures beside ours. A run that was stopped goes on when the same command is typed again.",
     "nullbayes reproduce toy --quick -o results",
     _arguments,
     run,

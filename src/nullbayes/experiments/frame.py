@@ -21,12 +21,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import nullbayes as nb
 from nullbayes.experiments.measuring import seeded
 
 if TYPE_CHECKING:
     from nullbayes.page import Page
 
 _Kept = TypeVar("_Kept")
+_NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
+FAILURES = (nb.errors.NullBayesError, *_NO_MEMORY)  # of a method, after which a run goes on with the others
 Results = dict[str, Any]  # numbers, strings, lists and dictionaries of them: what JSON holds
 
 
@@ -63,7 +66,8 @@ class Store:
         key : str
             The name of the step, such as "seed 0/KNN".
         work : callable
-            Returns what JSON can hold.
+            Returns what JSON can hold. A failure that has ``"again": True`` (see `failure`) counts in this run alone:
+            the next one tries the step again.
         """
 
         def read(path: Path) -> tuple[Results, float]:
@@ -103,14 +107,28 @@ class Store:
             except (ValueError, KeyError, TypeError, SafetensorError):  # cut short, such as by a full disk
                 self.say(f"{key}: {path} is damaged, so this step is done again")
             else:
-                self.say(f"{key}: done before")
-                return found
+                if not (isinstance(found, dict) and found.get("again") is True):
+                    self.say(f"{key}: done before")
+                    return found
+                self.say(f"{key}: failed before, so this step is tried again")
         else:
             self.say(key)
         write(path, do)
         found, self.seconds[key] = read(path)
         self.finished()
         return found
+
+
+def failure(error: Exception) -> Results:
+    """Return one of the errors `FAILURES` as the results of a step; memory that ran out may be there another time.
+
+    Parameters
+    ----------
+    error : Exception
+        Of which the first line is kept.
+    """
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return {"failed": reason, "again": any(isinstance(each, _NO_MEMORY) for each in (error, error.__cause__))}
 
 
 def write(path: Path, make: Callable[[Path], Any]) -> None:

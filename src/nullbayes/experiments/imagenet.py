@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from nullbayes.experiments import imagenet_page
+from nullbayes.experiments import imagenet_page, photographs
 from nullbayes.experiments.datasets import WHERE
-from nullbayes.experiments.folders import Images, View, read_imagenet, read_places
+from nullbayes.experiments.folders import read_imagenet, read_places
 from nullbayes.experiments.frame import Estimate, Experiment, Missing, Results, Settings
-from nullbayes.experiments.streams import Batches, in_order, noted, outputs_of, pass_seconds
+from nullbayes.experiments.photographs import Bench, ImageSizes, Parts
+from nullbayes.experiments.streams import outputs_of, pass_cost
 from nullbayes.experiments.swin import Swin, load_weights
 
 _WEIGHTS = (
@@ -24,54 +25,28 @@ _WEIGHTS = (
     "swin-tiny-patch4-window7-224/model.safetensors",
 )  # fmt: skip
 _IMAGES = {"train": 1_281_167, "test": 50_000, "strangers": 36_500}
-_BYTES = 4  # of a number
 _HELD = 2**32  # bytes of rows that are likely to be held
-_VECTORS = 10  # of the size of the parameters that a projection holds for each sample
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """How much of everything.
+@dataclass(frozen=True, kw_only=True)
+class Sizes(ImageSizes):
+    """How much of everything; validation images that are held out are not judged.
 
     Attributes
     ----------
-    pixels, shorter : int
-        Along a side of the central square that the network sees, and along the shorter side of an image before.
-    rows, test, strangers : int or None
-        At most so many training images whose losses are kept, validation images, and strangers; None for all.
-    held_out : int
-        Validation images to choose the prior precision by and to calibrate on, which are then not judged.
-    samples, sweeps, block : int
-        Of the posterior, of its projection, and how many images the latter takes at a time.
-    batch_size : int
-        Images that are read and predicted together.
+    block : int
+        How many images the projection takes at a time.
     parameters : sequence of str or None
         Which vary; None for all.
-    network : mapping
-        Sizes of the network, where they are not those of Swin-T.
     """
 
-    pixels: int = 224
-    shorter: int = 256
-    rows: int | None = None
-    test: int | None = None
-    strangers: int | None = None
-    held_out: int = 2_000
-    samples: int = 5
-    sweeps: int = 15
+    held_out: int
     block: int = 128
-    batch_size: int = 64
     parameters: Sequence[str] | None = None
-    network: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def view(self) -> View:
-        """How images become tensors."""
-        return View(self.pixels, self.shorter)
 
 
-FULL = Sizes()
-QUICK = Sizes(rows=100, test=100, strangers=60, held_out=50, batch_size=16, parameters=("norm.*", "head.*"))
+FULL = Sizes(pixels=224, shorter=256, rows=None, held_out=2_000, test=None, samples=5, sweeps=15, batch_size=64)
+QUICK = replace(FULL, rows=40, held_out=40, test=30, batch_size=16, parameters=("norm.*", "head.*"))
 
 
 # --- network and data -------------------------------------------------------------------------------------------------
@@ -96,17 +71,7 @@ def published(settings: Settings, sizes: Sizes) -> nn.Module:
     raise Missing(msg)
 
 
-@dataclass(frozen=True)
-class Photographs:
-    """Images by what they are for."""
-
-    rows: Images
-    held_out: Images
-    test: Images
-    strangers: Images
-
-
-def read_photographs(settings: Settings, sizes: Sizes) -> Photographs:
+def read_photographs(settings: Settings, sizes: Sizes) -> Parts:
     """Return training images, validation images in two parts, and strangers.
 
     Parameters
@@ -122,13 +87,13 @@ def read_photographs(settings: Settings, sizes: Sizes) -> Photographs:
         msg = f"imagenet/val has {len(new):,} images, and {sizes.held_out:,} are held out: unpack all of them."
         raise Missing(msg)
     order = torch.randperm(len(new), generator=torch.Generator().manual_seed(0))
-    judged = order[sizes.held_out :]
-    judged = judged if sizes.test is None else judged[: sizes.test]
-    return Photographs(
-        rows=read_imagenet(settings.data, "train", view).some(sizes.rows),
-        held_out=new.where(order[: sizes.held_out].sort().values),
-        test=new.where(judged.sort().values),
-        strangers=read_places(settings.data, view).some(sizes.strangers),
+    training = read_imagenet(settings.data, "train", view)
+    return Parts(
+        training=training,
+        rows=training.some(sizes.rows),
+        validation=new.where(order[: sizes.held_out].sort().values),
+        test=new.where(order[sizes.held_out :][: sizes.test].sort().values),
+        strangers={"Places365": read_places(settings.data, view).some(sizes.test)},
     )
 
 
@@ -146,37 +111,35 @@ def run(settings: Settings, sizes: Sizes | None = None) -> Results:
         How much of everything; by default as ``settings.quick`` says.
     """
     sizes = sizes or (QUICK if settings.quick else FULL)
-    model, photographs = published(settings, sizes), read_photographs(settings, sizes)
-    parts = {name: in_order(images, sizes.batch_size) for name, images in vars(photographs).items()}
-    network = settings.step("network", lambda: _network(model, parts, settings.device))
-    posteriors = [
-        each.step(f"seed {each.seed}/loss-projected", lambda s=each: _posterior(s, sizes, model, parts))  # type: ignore[misc]
-        for each in settings.each_seed()
-    ]
+    model, parts = published(settings, sizes), read_photographs(settings, sizes)
+
+    def works(own: Settings) -> dict[str, Callable[[], Results]]:
+        bench = Bench(own, sizes, model, parts)
+        return {"MAP": partial(_network, bench), "Loss-projected": partial(_posterior, bench)}
+
     return {
-        "quick": settings.quick, "parameters": sum(weight.numel() for weight in model.parameters()),
-        "varied": list(sizes.parameters or ()), "images": {name: len(part) for name, part in vars(photographs).items()},
-        "samples": sizes.samples, "sweeps": sizes.sweeps, "block": sizes.block, "pixels": sizes.pixels,
-        "methods": {"MAP": [network], "Loss-projected": posteriors},
+        **photographs.described(settings, sizes, model, parts),
+        "varied": list(sizes.parameters or ()), "block": sizes.block,
+        "methods": photographs.each_method(settings, works, once="MAP"),
     }  # fmt: skip
 
 
-def _network(model: nn.Module, parts: Mapping[str, Batches], device: torch.device) -> Results:
+def _network(bench: Bench) -> Results:
     """Judge the network by its own probabilities."""
 
     def answer(x: Tensor) -> tuple[Tensor, ...]:
-        probs = model(x).double().softmax(1)
+        probs = bench.model(x).double().softmax(1)
         return probs, 1 - probs.amax(1)
 
     with torch.no_grad():
-        return _judged(answer, ("max_probability",), parts, device)
+        return _judged(answer, ("max_probability",), bench)
 
 
-def _posterior(settings: Settings, sizes: Sizes, model: nn.Module, parts: Mapping[str, Batches]) -> Results:
+def _posterior(bench: Bench) -> Results:
     """Fit the posterior and judge it."""
-    notes: list[str] = []
-    blocks = nb.projectors.Alternating(block_rows=sizes.block)
-    posterior = nb.LossProjectedPosterior(model, parameters=sizes.parameters)
+    blocks = nb.projectors.Alternating(block_rows=bench.sizes.block)
+    krylov = nb.projectors.Krylov(blocks, rtol=2e-2, max_sweeps=bench.sizes.sweeps)
+    posterior = nb.LossProjectedPosterior(bench.model, parameters=bench.sizes.parameters)
 
     def answer(x: Tensor) -> tuple[Tensor, ...]:
         prediction = posterior.predict(x)
@@ -184,41 +147,17 @@ def _posterior(settings: Settings, sizes: Sizes, model: nn.Module, parts: Mappin
         probs = prediction.probs.double()
         return probs, prediction.variance.amax(1), 1 - probs.amax(1)
 
-    with noted(notes):
-        posterior.fit(
-            parts["rows"], n_samples=sizes.samples, held_out=parts["held_out"],
-            projector=nb.projectors.Krylov(blocks, rtol=2e-2, max_sweeps=sizes.sweeps),
-            checkpoint=_checkpoint(settings), generator=settings.generator(), progress=False,
-        )  # fmt: skip
-        found = _judged(answer, ("max_variance", "max_probability"), parts, settings.device)
-        posterior.calibrate(parts["held_out"])
-        strangers = {"Places365": parts["strangers"]}
-        calibrated = nb.evaluate({"posterior": posterior}, parts["test"], strangers).rows[0].strangers["Places365"]
-    report = posterior.report
-    cost = {"seconds": sum(report.seconds.values()), "memory": report.peak_memory, "precision": report.prior_precision}
-    found["auroc"]["calibrated"] = calibrated.auroc
-    return {**found, **cost, "residual": max(report.residual), "notes": sorted(set(notes))}
+    bench.projected(posterior, "Loss-projected", projector=krylov)
+    found = _judged(answer, ("max_variance", "max_probability"), bench)
+    found["auroc"]["calibrated"] = bench.calibrated(posterior)["Places365"]
+    return {**found, **photographs.costs(posterior.report)}
 
 
-def _checkpoint(settings: Settings) -> Path | None:
-    """Return where an unfinished projection is kept, beside the finished steps."""
-    if settings.store is None:
-        return None
-    folder = settings.store.folder / "steps" / f"seed {settings.seed}"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / "loss-projected.checkpoint"
-
-
-def _judged(
-    answer: Callable[[Tensor], tuple[Tensor, ...]],
-    scores: Sequence[str],
-    parts: Mapping[str, Batches],
-    device: torch.device,
-) -> Results:
+def _judged(answer: Callable[[Tensor], tuple[Tensor, ...]], scores: Sequence[str], bench: Bench) -> Results:
     """Return the figures of probabilities, and how well each score behind them tells strangers."""
-    probs, *known, targets = outputs_of(answer, parts["test"], device)
-    _, *strange, _ = outputs_of(answer, parts["strangers"], device)
-    m = nb.metrics
+    device, m = bench.settings.device, nb.metrics
+    probs, *known, targets = outputs_of(answer, bench.batches("test"), device)
+    _, *strange, _ = outputs_of(answer, bench.batches("Places365"), device)
     figures = {name: getattr(m, name)(probs, targets) for name in ("nll", "accuracy", "brier", "ece", "mce")}
     auroc = {name: m.auroc(a, b) for name, a, b in zip(scores, known, strange, strict=True)}
     return {"confidence": m.confidence(probs, targets), **figures, "auroc": auroc}
@@ -239,25 +178,28 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
     """
     sizes = sizes or (QUICK if settings.quick else FULL)
     model = Swin(image=sizes.pixels, **sizes.network).to(settings.device).eval()
-    seconds = pass_seconds(model, sizes.pixels, settings.device)
+    seconds, kept = pass_cost(model, sizes.pixels, settings.device)
     wanted = ("*",) if sizes.parameters is None else sizes.parameters
     varied = sum(w.numel() for name, w in model.named_parameters() if any(fnmatch(name, glob) for glob in wanted))
     n_rows, test = sizes.rows or _IMAGES["train"], sizes.test or _IMAGES["test"]
-    judged = test + (sizes.strangers or _IMAGES["strangers"])
-    share = varied / sum(w.numel() for w in model.parameters())  # of the way back that is gone
-    again = 0 if n_rows * varied * _BYTES < _HELD else sizes.sweeps  # rows that are not held are formed in every sweep
+    judged = test + (sizes.test or _IMAGES["strangers"])
+    share = varied / photographs.size(model)  # of the way back that is gone
+    again = (
+        0 if n_rows * varied * photographs.BYTES < _HELD else sizes.sweeps
+    )  # rows that are not held are formed in every sweep
     projection = (again + 5) * n_rows
-    predictions = 2 * (1 + share * sizes.samples) * (judged + 4 * sizes.held_out)
+    asked = 3 * judged + 8 * sizes.held_out  # for probabilities, scores and decisions; strangers are made of the latter
+    predictions = 2 * (1 + share * sizes.samples) * asked
     passes = (1 + 2 * share) / 3 * (settings.seeds * (projection + predictions) + judged)
     block = min(sizes.block, n_rows)
-    numbers = _VECTORS * sizes.samples * varied + 2 * block * varied + n_rows * block
+    numbers = photographs.VECTORS * sizes.samples * varied + 2 * block * varied + n_rows * block
     return Estimate(
         seconds=seconds * passes,
-        memory=_BYTES * numbers,
-        disk=2 * _VECTORS * sizes.samples * varied * _BYTES,
+        memory=photographs.BYTES * numbers + photographs.batch_bytes(sizes, kept),
+        disk=photographs.checkpoint_bytes(sizes, varied),
         note=(
-            f"{n_rows:,} rows over {varied:,} parameters; about {passes:.1g} passes of one image through the network, "
-            f"each {seconds:.2g} s as measured now; reading images, which every sweep does again, is not counted"
+            f"{n_rows:,} rows over {varied:,} parameters; {photographs.passes_note(passes, seconds)}, though "
+            "every sweep does it again"
         ),
     )
 

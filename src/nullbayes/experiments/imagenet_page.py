@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
 from nullbayes.experiments.frame import Results
-from nullbayes.page import Column, Page, Section, Table, Value
+from nullbayes.experiments.photographs_page import cell, cost, fitted, images, quickly
+from nullbayes.page import Column, Page, Section, Table
 
 # Figure -> head of the column, its definition, and which end is better.
 FIGURES = {
@@ -32,6 +32,7 @@ SCORES = {
     "max_variance": "Largest variance of a linearized logit.",
     "calibrated": "What the calibrated posterior decides by.",
 }
+_LED = ("accuracy", "NLL", "AUROC against Places365")  # in the lead
 
 
 def page(results: Results) -> Page:
@@ -42,33 +43,28 @@ def page(results: Results) -> Page:
     results : dict
         As ``run`` returned them, or as JSON gives them back.
     """
-    sections = [_predictions(results), _strangers(results), _how(results)]
+    sections = [_predictions(results), _strangers(results), cost(results), _how(results)]
     return Page("A Swin transformer on ImageNet", _lead(results), sections)
 
 
-def _value(numbers: Sequence[float | None], paper: float | None = None) -> Value | None:
-    known = [number for number in numbers if number is not None]
-    if not known:
-        return None
-    return Value(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, paper)
-
-
 def _lead(results: Results) -> str:
-    network, ours = (results["methods"][name][0] for name in ("MAP", "Loss-projected"))
-    auroc = statistics.fmean(each["auroc"]["max_variance"] for each in results["methods"]["Loss-projected"])
-    small = " These are the figures of a quick run, on few images." if results["quick"] else ""
-    return (
-        f"Accuracy {network['accuracy']:.3f} of the network and {ours['accuracy']:.3f} of the posterior (paper: 0.726 "
-        f"and 0.716), NLL {network['nll']:.3f} and {ours['nll']:.3f} (1.358 and 1.427); AUROC against Places365 "
-        f"{network['auroc']['max_probability']:.3f} and {auroc:.3f} (0.751 and 0.756).{small}"
-    )
+    told = []
+    for name, score in (("MAP", "max_probability"), ("Loss-projected", "max_variance")):
+        if seeds := fitted(results).get(name):
+            mean = {key: statistics.fmean(each[key] for each in seeds) for key in ("accuracy", "nll")}
+            mean[score] = statistics.fmean(each["auroc"][score] for each in seeds)
+            figures = (
+                f"{heading} {mean[key]:.3f} ({PAPER[name][key]:.3f})" for key, heading in zip(mean, _LED, strict=True)
+            )
+            told.append(f"{name}: {', '.join(figures)}.")
+    return f"{' '.join(told)} The paper's figures are in brackets.{quickly(results)}"
 
 
 def _predictions(results: Results) -> Section:
     columns = [Column("Method"), *(Column(*head) for head in FIGURES.values())]
     rows = [
-        [name, *(_value([each[key] for each in seeds], PAPER[name][key]) for key in FIGURES)]
-        for name, seeds in results["methods"].items()
+        [name, *(cell(seeds, key, paper=PAPER[name][key]) for key in FIGURES)]
+        for name, seeds in fitted(results).items()
     ]
     text = (
         "The weights are those that the authors of the network publish, with an accuracy of 0.812 on all of the "
@@ -81,32 +77,21 @@ def _predictions(results: Results) -> Section:
 def _strangers(results: Results) -> Section:
     columns = [Column("Method"), *(Column(name, meaning, "high") for name, meaning in SCORES.items())]
     rows = [
-        [name, *(_value([each["auroc"].get(key) for each in seeds], PAPER[name].get(key)) for key in SCORES)]
-        for name, seeds in results["methods"].items()
+        [name, *(cell(seeds, "auroc", key, paper=PAPER[name].get(key)) for key in SCORES)]
+        for name, seeds in fitted(results).items()
     ]
     return Section("Places365 as strangers", [], [Table("AUROC, by score", columns, rows)])
 
 
 def _how(results: Results) -> Section:
-    images, posterior = results["images"], results["methods"]["Loss-projected"]
+    counts = results["images"]
     varied = f"of {', '.join(results['varied'])} alone" if results["varied"] else "of all of its parameters"
     text = [
         f"A Swin-T with {results['parameters']:,} parameters; images of {results['pixels']} pixels. The posterior "
-        f"{varied} keeps the losses of {images['rows']:,} training images, has {results['samples']} samples, and was "
+        f"{varied} keeps the losses of {counts['rows']:,} training images, has {results['samples']} samples, and was "
         f"projected for at most {results['sweeps']} sweeps over blocks of {results['block']} images; the paper has "
         "about a million images, 5 samples, and 15 iterations over blocks of 16.",
-        f"The prior precision was chosen on {images['held_out']:,} validation images, which are not among the "
-        f"{images['test']:,} judged. The paper takes a closed form.",
-        *sorted({note for each in posterior for note in each["notes"]}),
+        f"The prior precision was chosen on {counts['validation']:,} validation images, which are not among the "
+        f"{counts['test']:,} judged. The paper takes a closed form.",
     ]
-    columns = [
-        Column("Seed"), Column("Seconds", "Of the fit.", "low", 1), Column("Memory, MB", "At the peak.", "low", 0),
-        Column("Residual", "Share of the noise's effect on the losses that is left.", "low"),
-        Column("Prior precision", "", None, 3),
-    ]  # fmt: skip
-    rows: list[list[str | Value | None]] = []
-    for i, each in enumerate(posterior):
-        memory = None if each["memory"] is None else each["memory"] / 1e6
-        numbers = (each["seconds"], memory, each["residual"], each["precision"])
-        rows.append([str(i), *(None if number is None else Value(number) for number in numbers)])
-    return Section("How it was done", text, [Table("The fit of each seed", columns, rows)])
+    return Section("How it was done", text, [images(results)])

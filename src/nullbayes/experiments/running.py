@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import shutil
 import time
@@ -18,10 +17,11 @@ import nullbayes as nb
 from nullbayes.experiments import find
 from nullbayes.experiments.frame import Estimate, Experiment, Settings, Store, write
 from nullbayes.experiments.measuring import environment
-from nullbayes.page import Page
+from nullbayes.page import Page, render
 
 HEAD = 1 << 20  # bytes at the start of a data file by which it is known, with its size
 MOST_FILES = 2000  # of which so much is read; of further ones the size alone counts
+_LONG = 3600.0  # seconds beyond which a quick run is worth a thought
 KEPT = ("steps", "weights", "settings.json", "clock.json", "results.json", "index.html")
 
 
@@ -103,7 +103,8 @@ def perform(
     clock = _RunClock(where)
     store = Store(where, say, clock.note)
     settings = Settings(device=device, data=data, quick=quick, store=store, seeds=seeds)
-    say(_announcement(experiment, experiment.estimate(settings)))
+    say(_announcement(experiment, experiment.estimate(settings), settings))
+    say(_whereabouts(where))
 
     found = experiment.run(settings)
 
@@ -120,8 +121,8 @@ def perform(
     }
     text = json.dumps(results, indent=1, allow_nan=False) + "\n"
     write(where / "results.json", lambda part: part.write_text(text, encoding="utf-8"))
-    say(f"figures: {where / 'results.json'}")
-    _write_page(where / "index.html", page(experiment, results), say)
+    shown = render(page(experiment, results))
+    write(where / "index.html", lambda part: part.write_text(shown, encoding="utf-8"))
     return where
 
 
@@ -152,17 +153,25 @@ def page(experiment: Experiment, results: dict[str, Any]) -> Page:
 # --- what is said and written -----------------------------------------------------------------------------------------
 
 
-def _announcement(experiment: Experiment, estimate: Estimate) -> str:
+def _announcement(experiment: Experiment, estimate: Estimate, settings: Settings) -> str:
     disk = f" and {_size(estimate.disk)} of disk" if estimate.disk else ""
-    note = f" ({estimate.note})" if estimate.note else ""
+    note = f"\nBehind this estimate: {estimate.note}." if estimate.note else ""
+    quick = " For a first look: --quick." if estimate.seconds > _LONG and not settings.quick else ""
     return (
-        f"{experiment.name}: {experiment.about} This takes about {_duration(estimate.seconds)}, "
-        f"{_size(estimate.memory)} of memory{disk}{note}."
+        f"{experiment.name}: {experiment.about} On this device ({settings.device.type}) it takes about "
+        f"{_duration(estimate.seconds)}, {_size(estimate.memory)} of memory{disk}.{quick}{note}"
     )
 
 
+def _whereabouts(folder: Path) -> str:
+    """Return where results go, and what is there already."""
+    done = sum(1 for kind in ("steps/**/*.json", "weights/**/*.safetensors") for _ in folder.glob(kind))
+    before = f" {done} steps of an earlier run are there and are not repeated; --fresh discards them." if done else ""
+    return f"Results go to {folder}.{before} If the run is stopped, the same command continues it."
+
+
 def _duration(seconds: float) -> str:
-    for unit, length in (("hours", 3600.0), ("minutes", 60.0)):
+    for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(1.0, seconds):.0f} seconds"
@@ -178,14 +187,6 @@ def _command(experiment: Experiment, data: Path | None, device: torch.device, qu
     return " ".join(
         [*parts, *(["--quick"] if quick else []), *(["--data", "FOLDER"] if data and experiment.needs else [])]
     )
-
-
-def _write_page(path: Path, made: Page, say: Callable[[str], None]) -> None:
-    if importlib.util.find_spec("nullbayes.page.html") is None:
-        return
-    html = importlib.import_module("nullbayes.page.html")
-    write(path, lambda part: part.write_text(html.render(made), encoding="utf-8"))
-    say(f"page: {path}")
 
 
 class _RunClock:

@@ -128,8 +128,8 @@ def noted(notes: list[str]) -> Iterator[None]:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
 
 
-def pass_seconds(model: nn.Module, size: int, device: torch.device) -> float:
-    """Return the seconds that one image takes forward and back through a network, measured on a few of them.
+def pass_cost(model: nn.Module, size: int, device: torch.device) -> tuple[float, int]:
+    """Return what one image takes forward and back through a network, measured on a few of them.
 
     Parameters
     ----------
@@ -139,15 +139,27 @@ def pass_seconds(model: nn.Module, size: int, device: torch.device) -> float:
         Pixels along the sides of an image.
     device : torch.device
         Where the network is.
+
+    Returns
+    -------
+    seconds, bytes : float, int
+        The latter are what the way forward keeps for the way back.
     """
-    clock, n = Clock(device), 64 if device.type == "cuda" else min(64, max(4, 2**16 // size**2))
+    clocks, n = [Clock(device) for _ in range(3)], 64 if device.type == "cuda" else min(64, max(4, 2**16 // size**2))
     with seeded(0):
         x = torch.randn(n, 3, size, size).to(device)
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    for timed in (False, True):  # the first time is not like the others
-        if timed:
-            with clock:
-                torch.autograd.grad(model(x).sum(), weights)
-        else:
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):  # the first time is not timed
+        torch.autograd.grad(model(x).sum(), weights)
+    for clock in clocks:
+        with clock:
             torch.autograd.grad(model(x).sum(), weights)
-    return clock.seconds / n
+    own = {weight.untyped_storage().data_ptr() for weight in weights}
+    least = min(clock.seconds for clock in clocks)  # others may be using the machine, too
+    return least / n, sum(size for place, size in kept.items() if place not in own) // n

@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 import nullbayes as nb
 from nullbayes.experiments.findings import as_results
-from nullbayes.experiments.frame import Results, Settings
+from nullbayes.experiments.frame import FAILURES, Results, Settings, failure
 from nullbayes.experiments.gathering import Gathered, summary
 from nullbayes.experiments.judging import (
     POSTERIORS,
@@ -174,8 +173,8 @@ def _judged_step(
     task = make()
     try:
         fitted = fit(settings, task, sizes, name)
-    except (nb.errors.NullBayesError, torch.OutOfMemoryError) as error:
-        return {"failed": str(error).splitlines()[0]}
+    except FAILURES as error:
+        return failure(error)
     with Clock(settings.device) as judging:
         evaluation = evaluated(task, name, fitted.method)
         found = judged(task, fitted, evaluation)

