@@ -6,6 +6,7 @@ import csv
 import importlib.util
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,7 @@ def test_a_regression_has_intervals_and_no_probabilities(own: Any, capsys: pytes
     Path("line.py").write_text(
         "import torch\nx = torch.linspace(-1, 1, 40, device='cpu')[:, None]\nmodel = torch.nn.Linear(1, 1)\n"
         "def data():\n    yield x[:30], 2 * x[:30] + 0.1 * torch.cos(9 * x[:30])\n    yield x[30:], 2 * x[30:]\n"
+        "def far():\n    return 5 + x\n"
     )
     words = ["fit", "--model", "line:model", "--data", "line:data", "--likelihood", "regression", "-o", "line.st"]
     assert main(words) == 0
@@ -169,6 +171,10 @@ def test_a_regression_has_intervals_and_no_probabilities(own: Any, capsys: pytes
     assert list(rows[0]) == ["input", *table.columns, "score"]
     np.testing.assert_allclose([float(row["lower_0.9"]) for row in rows], table["lower_0.9"], rtol=1e-5)
     assert "not calibrated" in capsys.readouterr().err
+    words = ["report", "line.st", "--model", "line:model", "--data", "line:data", "-o", "line.html"]
+    assert main([*words, "--strangers", "far=line:far"]) == 0
+    (noise,) = re.findall(r"([\d.]+) \(sigma_noise", Path("line.html").read_text(encoding="utf-8"))
+    assert float(noise) == pytest.approx(nb.load("line.st", line.model).likelihood.sigma_noise, rel=1e-2)
 
 
 def test_a_model_with_outputs_batches_and_a_loss_of_its_own(own: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +48,23 @@ def test_the_report_counts_and_measures(kind: type, task: Task) -> None:
     assert report.output_std == pytest.approx(float(spread))
     assert set(report.seconds) == {"data", "rows", "factors", "projection", "measure"}
     assert report.peak_memory is None or report.peak_memory >= 0
+
+
+@pytest.mark.parametrize(("sigma", "shown"), [(0.25, "0.25"), ((0.5, 0.25), "0.25 to 0.5, one per output")])
+def test_the_report_has_the_noise_of_a_regression_that_is_in_use(sigma: Any, shown: str) -> None:
+    x, n_outputs = randn(2, 4, generator=seeded()), 1 if isinstance(sigma, float) else 2
+    model, y = torch.nn.Linear(4, n_outputs), x[:, :n_outputs]
+    posterior = nb.ProjectedPosterior(model, nb.likelihoods.Regression(sigma), prior_precision=1.0).fit(x, y)
+    assert f"noise             {shown} (sigma_noise: standard deviation" in str(posterior.report)
+    assert posterior.report.sigma_noise == sigma
+    posterior.temperature = 4.0
+    assert posterior.report.sigma_noise == pytest.approx(2 * sigma if isinstance(sigma, float) else (1.0, 0.5))
+
+
+def test_the_report_of_a_classification_has_no_noise() -> None:
+    report = fit_mlp(nb.ProjectedPosterior, CLASSIFICATION).report
+    assert report.sigma_noise is None
+    assert "sigma_noise" not in str(report)
 
 
 def test_the_residual_is_that_of_each_sample() -> None:

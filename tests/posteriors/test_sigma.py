@@ -175,6 +175,12 @@ def test_a_network_with_few_examples_causes_a_warning_that_says_what_to_type() -
         assert typed in message
 
 
+def test_noise_that_held_out_data_tune_causes_no_warning() -> None:
+    data, model = draw(30), trained(30, 40, 600)
+    posterior = nb.ProjectedPosterior(model, "regression").fit([data], 5, held_out=draw(200, 1), progress=False)
+    assert posterior.temperature > 1.5  # the estimate was too small
+
+
 class InUnits(nn.Module):
     """Gives each output in units of its own, as networks that undo a standardization do."""
 

@@ -81,11 +81,14 @@ def fit(
         return within_memory(request, plan, work)
 
 
-def open_rows(kind: RowKind, data: Any, likelihood: Likelihood) -> JacobianRows:
-    """Open the training data, and estimate the noise of a regression where it was not given."""
+def open_rows(kind: RowKind, data: Any, likelihood: Likelihood, *, tuned: bool = False) -> JacobianRows:
+    """Open the training data, and estimate the noise of a regression where it was not given.
+
+    The estimate warns where it is worth little, unless the noise is ``tuned`` afterwards.
+    """
     rows = kind(data, likelihood)
     if rows.likelihood.name == "regression":
-        noisy = with_noise(likelihood, rows)
+        noisy = with_noise(likelihood, rows, tuned=tuned)
         rows = rows if noisy is rows.likelihood else kind(rows.examples, noisy)
     return rows
 

@@ -113,7 +113,7 @@ class NullSpacePosterior(SamplePosterior):
         rtol = self._tolerance if tolerance is None else tolerance
         with Progress(show=progress) as bar:
             self._prepared, fitted = fitting.fit(
-                partial(fitting.open_rows, self._kind(), data, self._asked),
+                partial(fitting.open_rows, self._kind(), data, self._asked, tuned=held_out is not None),
                 lambda rows: FitRequest(rows, n_samples, projector, rtol, memory_limit),
                 base,
                 generator,
@@ -233,7 +233,7 @@ class NullSpacePosterior(SamplePosterior):
         """What the fit measured, at the prior precision in use."""
         measured, size = self._need_measured(), self._network.n_parameters
         weights = {} if self._calibration is None else self._calibration.weights
-        return FitReport.of(measured, size, self.prior_precision, self.temperature, self._precision_rule, weights)
+        return FitReport.of(measured, size, self.prior_precision, self._likelihood, self._precision_rule, weights)
 
     functional_variance = variances.functional_variance
 

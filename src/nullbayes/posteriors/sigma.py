@@ -56,8 +56,11 @@ class Smoother:
         return float((self.weights * ridge / (self.nodes + ridge)).sum())
 
 
-def with_noise(given: Likelihood, rows: JacobianRows) -> Likelihood:
-    """Return the likelihood of the rows; for a regression without a given noise, with an estimate of it."""
+def with_noise(given: Likelihood, rows: JacobianRows, *, tuned: bool = False) -> Likelihood:
+    """Return the likelihood of the rows; for a regression without a given noise, with an estimate of it.
+
+    Warn of an estimate that is worth little, unless the noise is ``tuned`` afterwards.
+    """
     fitted = rows.likelihood
     if not isinstance(fitted, Regression) or not isinstance(given, Regression) or given.sigma_noise is not None:
         return fitted
@@ -67,7 +70,7 @@ def with_noise(given: Likelihood, rows: JacobianRows) -> Likelihood:
     scale = torch.maximum(rms, 1e-6 * spread) if len(rms) > 1 else torch.ones_like(rms)
     left = share_left(*_whitened(rows, fitted, scale), float((rms / scale).square().mean().sqrt()))
     noise = torch.minimum(rms / left, torch.maximum(rms, spread))
-    if left < _LITTLE:
+    if left < _LITTLE and not tuned:
         _warn(len(rows.examples), float((rms / noise).max()), float(noise.max()))
     return replace(fitted, sigma_noise=tuple(noise.tolist()))
 
