@@ -64,6 +64,7 @@ def test_fit_takes_held_out_data(kind: type) -> None:
     assert f"temperature       {at_once.temperature:.3g}" in str(at_once.report)
 
 
+@pytest.mark.filterwarnings("ignore:The temperature is")  # half of the labels are wrong
 @each_kind
 def test_a_variance_that_helps_is_used(kind: type) -> None:
     """Where the network is sure and wrong far from its data only, no temperature can say so."""
@@ -210,3 +211,16 @@ def test_held_out_data_that_do_not_determine_a_temperature_are_warned_of() -> No
     posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:30], labels[:30], 5, progress=False)
     with pytest.warns(NullBayesWarning, match=r"do not determine a temperature.*all of them predicted right"):
         posterior.tune(x[30:], labels[30:])
+
+
+@pytest.mark.parametrize("wrong", ["labels", "scale"])
+def test_a_temperature_at_the_upper_edge_is_warned_of(wrong: str) -> None:
+    """Labels that do not belong to the inputs, or logits that are a hundred times too large."""
+    model, y = nn.Linear(3, 3).double(), torch.arange(300) % 3
+    nn.init.eye_(model.weight).data.mul_(1.0 if wrong == "labels" else 300.0)
+    x = torch.eye(3, dtype=torch.float64)[y] + 0.5 * randn(300, 3, generator=seeded(3), dtype=torch.float64)
+    held = (x[100:], y[100:].roll(1) if wrong == "labels" else y[100:])
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:1], y[:1], 5, progress=False)
+    with pytest.warns(NullBayesWarning, match=r"near the upper edge of the search.*numbered in the same way"):
+        posterior.tune(*held)
+    assert posterior.temperature > 9.9
