@@ -94,7 +94,6 @@ def test_a_file_keeps_the_temperature(tmp_path: Path) -> None:
     assert "temperature of" in loaded.report.reason
 
 
-@pytest.mark.filterwarnings("ignore:.*upper edge")  # the network is not trained
 def test_a_new_fit_starts_from_the_likelihood_that_was_given() -> None:
     again, other = fitted(CLASSIFICATION), CLASSIFICATION.data(n=N, seed=8)
     again.fit(*other, progress=False)

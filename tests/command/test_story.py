@@ -100,6 +100,11 @@ def test_check_says_whether_the_promise_holds(own: Any, posterior: Any, capsys: 
     found = result(capsys, *example("check"))
     assert found.pop("kept") is True
     assert found == posterior.check_fit(own.train()).to_dict()
+    assert posterior.temperature != 1.0  # held-out data chose it
+    assert main(example("check")) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{found[name]:.4f}" in shown for name in ("nll_untempered", "nll_model", "nll_posterior"))
+    assert "as well as the network at its temperature." in shown
     posterior.prior_precision = 1e-9  # samples so far away that predictions are ruined
     posterior.save("ruined.safetensors")
     assert main(["check", "ruined.safetensors", *MODEL, "--data", "own:train"]) == 1
@@ -258,6 +263,17 @@ def test_a_page_has_every_figure_and_every_kind_of_picture(own: Any, posterior: 
     assert f"input {int(posterior.ood_score(own.noise()).argmin())}," in missed.pictures[0].label
     assert page.facts["command"] == "nullbayes report"
     assert f"{evaluation.rows[0].false_alarms:.1%} of familiar inputs" in page.lead
+
+
+def test_a_page_compares_with_the_network_as_it_is_and_at_the_temperature(own: Any, posterior: Any) -> None:
+    page, _ = make_page(posterior, "mine", own.test(), {"noise": own.noise()}, "nullbayes report")
+    (section,) = (section for section in page.sections if section.title == "The posterior and its network")
+    (table,), check = section.blocks, posterior.check_fit(own.test())
+    assert [row[0] for row in table.rows] == [
+        "network", f"network at temperature {posterior.temperature:.3g}", "posterior",
+    ]  # fmt: skip
+    assert [row[1].mean for row in table.rows] == [check.nll_untempered, check.nll_model, check.nll_posterior]
+    assert f"predicts at a temperature of {posterior.temperature:.3g}" in section.paragraphs[0]
 
 
 def test_without_strangers_a_page_makes_some_and_says_so(own: Any, posterior: Any) -> None:

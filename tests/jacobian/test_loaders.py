@@ -175,7 +175,6 @@ def posterior() -> nb.ProjectedPosterior:
     return nb.ProjectedPosterior(model, prior_precision=1.0).fit(X, Y, 5, progress=False)
 
 
-@pytest.mark.filterwarnings("ignore:The temperature is|The .* held-out examples leave")  # the network is not trained
 @pytest.mark.parametrize("name", ["shuffled", "dropped", "both", "weighted", "batch sampler"])
 def test_predict_refuses_a_shuffled_loader_and_check_fit_accepts_it(
     posterior: nb.ProjectedPosterior, name: str

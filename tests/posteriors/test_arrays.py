@@ -135,7 +135,6 @@ def test_a_table_keeps_its_index() -> None:
     np.testing.assert_allclose(table["std"].to_numpy(), array(found.std)[:, 0])
 
 
-@pytest.mark.filterwarnings("ignore:The temperature is|The .* held-out examples leave")  # the network is not trained
 def test_methods_accept_inputs_and_targets_or_say_how_to_pass_them() -> None:
     posterior = fitted(X, LABELS)
     assert posterior.check_fit(X, LABELS) == posterior.check_fit([(X, LABELS)])

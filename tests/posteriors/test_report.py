@@ -168,6 +168,30 @@ def test_check_fit_on_the_training_data_of_a_projected_posterior_finds_nothing()
     assert check.nll_posterior == pytest.approx(check.nll_model)
 
 
+@pytest.mark.parametrize("task", [CLASSIFICATION, MULTILABEL, REGRESSION], ids=lambda task: task.name)
+def test_a_check_has_the_network_as_it_is_and_at_the_temperature_of_the_posterior(task: Task) -> None:
+    posterior, (x, y) = fit_mlp(nb.ProjectedPosterior, task), task.data(n=9)
+    before = posterior.check_fit([(x, y)])
+    assert before.nll_untempered == before.nll_model
+    assert "temperature" not in str(before)
+    posterior.temperature = 3.0
+    outputs, check = MLP.build(task.outputs)(x).detach(), posterior.check_fit([(x, y)])
+    if task is REGRESSION:
+        sigma = torch.tensor(0.5 * 3.0**0.5, dtype=x.dtype)
+        tempered = float(-torch.distributions.Normal(outputs, sigma).log_prob(y).mean())
+    else:
+        losses = torch.stack([task.loss(f, t) for f, t in zip(outputs / 3.0, y, strict=True)])
+        tempered = float(losses.mean()) / (1 if task is CLASSIFICATION else task.outputs)
+    assert check.nll_untempered == pytest.approx(before.nll_model, rel=1e-12)
+    assert check.nll_model == pytest.approx(tempered)
+    assert check.temperature == 3.0
+    lines = str(check).splitlines()
+    assert [line.split("  ")[0] for line in lines[4:7]] == ["network", "network at temperature 3", "posterior"]
+    wanted = (check.nll_untempered, check.nll_model, check.nll_posterior)
+    assert [f"{nll:.4f}" in line for nll, line in zip(wanted, lines[4:7], strict=True)] == [True] * 3
+    assert lines[-1].startswith("The posterior predicts at a temperature of 3, so it is compared with")
+
+
 def test_accuracy_takes_probabilities_for_targets() -> None:
     x, y = CLASSIFICATION.data(n=9)
     posterior = fit_mlp(nb.ProjectedPosterior)

@@ -64,7 +64,6 @@ def test_fit_takes_held_out_data(kind: type) -> None:
     assert f"temperature       {at_once.temperature:.3g}" in str(at_once.report)
 
 
-@pytest.mark.filterwarnings("ignore:The temperature is")  # half of the labels are wrong
 @each_kind
 def test_a_variance_that_helps_is_used(kind: type) -> None:
     """Where the network is sure and wrong far from its data only, no temperature can say so."""
