@@ -1,18 +1,14 @@
 """Shared by all tests."""
 
-import sys
 import warnings
 
 import pytest
 import torch
 
+from support.no_torchvision import hide_broken_torchvision
 from support.thinned import mark_slow
 
-try:
-    import torchvision  # noqa: F401
-except Exception:  # missing, or its wheel does not fit torch's: other packages are to take it for missing, too
-    sys.modules["torchvision"] = None  # type: ignore[assignment]
-
+hide_broken_torchvision()  # before a test imports what looks for it
 torch.set_num_threads(1)  # the matrices are tiny: threads that wait for each other take longer than the work
 
 

@@ -386,7 +386,12 @@ def test_text_marks_the_best_and_shows_what_is_missing_as_a_dash() -> None:
 
 
 def test_a_single_row_has_no_best() -> None:
-    assert "*" not in str(table(made("one", 0.5, 0.9))).splitlines()[2]
+    assert "*" not in str(table(made("one", 0.5, 0.9)))  # nor does the legend explain what is not there
+
+
+def test_the_legend_says_what_a_star_is() -> None:
+    text = str(table(made("one", 0.5, 0.9), made("another", 0.25, 0.75)))
+    assert text.splitlines()[-1] == "* best method of its column, ties share it; ↑ higher, ↓ lower is better"
 
 
 def test_coverage_is_best_where_it_is_close_to_its_level() -> None:

@@ -146,6 +146,34 @@ def test_masks_that_do_not_fit_are_refused(mask: Any, message: str, model: nn.Mo
         fit(nb.ProjectedPosterior, model).ood_score(IDS[:3], mask=mask)
 
 
+def test_an_input_that_is_all_padding_is_named() -> None:
+    """Attention over nothing is NaN; no prior precision helps."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Padded().eval()
+    x, y = randn(9, 5, 4, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 2
+    mask = torch.ones(9, 5)
+    mask[::2, 3:] = 0
+    posterior = nb.ProjectedPosterior(model, parameters="head.*", prior_precision=100.0)
+    posterior.fit([{"x": x[:2], "attention_mask": mask[:2], "labels": y[:2]}], 5, progress=False)
+    mask[4] = 0
+    with pytest.warns(NullBayesWarning, match=r"NaN or Inf for 1 of 9 inputs.*input 4: is it all padding") as caught:
+        assert posterior.predict({"x": x, "attention_mask": mask}).mean.isnan().any(1).nonzero().tolist() == [[4]]
+    assert not any("prior_precision" in str(warning.message) for warning in caught)
+
+
+class Padded(nn.Module):
+    """Pools what it attends to, without padding, and has one prediction per input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.head = nn.Linear(4, 1), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        weights = self.attention(x).masked_fill(attention_mask[..., None] == 0, -torch.inf).softmax(1)
+        return self.head((weights * x).sum(1))
+
+
 def test_masks_may_be_arrays(model: nn.Module) -> None:
     posterior, few = fit(nb.ProjectedPosterior, model), IDS[:3]
     wanted = posterior.ood_score(few, "entropy", mask=few != 0)
@@ -171,7 +199,7 @@ def test_a_mask_is_refused_where_outputs_have_no_positions(model: nn.Module) -> 
     for kind in ("max_variance", "relative_variance"):
         with pytest.raises(SettingsError, match="one prediction per input"):
             posterior.ood_score(IDS, kind, per="position")
-    with pytest.raises(SettingsError, match="per must be one of input, position"):
+    with pytest.raises(SettingsError, match="not 'token': per=\"position\" gives one score per token"):
         posterior.ood_score(IDS, per="token")
 
 

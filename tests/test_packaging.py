@@ -42,3 +42,19 @@ def test_lines_of_markdown_are_short(name: str) -> None:
     """Rows of tables cannot be broken."""
     lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
     assert not [number for number, line in enumerate(lines, 1) if len(line) > 120 and not line.startswith("|")]
+
+
+def test_installations_are_written_in_one_way() -> None:
+    """From an index as nullbayes[...]; README and the quickstart say what that is in a folder with the source."""
+    extras, asked = SETTINGS["project"]["optional-dependencies"], []
+    for page in [*PAGES, *ROOT.glob("src/nullbayes/**/*.py")]:
+        text = page.read_text(encoding="utf-8")
+        for name, found in re.findall(r"pip install '(nullbayes|\.)\[([a-z,]+)\]'", text):
+            asked += found.split(",")
+            assert name == "nullbayes" or page.name in ("README.md", "quickstart.md"), page
+    assert set(asked) >= {"demo", "sklearn", "lightning", "transformers", "onnx", "kronecker", "images"}
+    assert set(asked) <= set(extras)
+    for page in ("README.md", "docs/quickstart.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert ".[demo]" in text
+        assert "nullbayes[demo]" in text

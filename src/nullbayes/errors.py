@@ -68,6 +68,10 @@ class UnderfitWarning(NullBayesWarning):
     """The predictions on the training data moved more than they should."""
 
 
+class UntrainedWarning(NullBayesWarning):
+    """The network knows nothing about its training data: it is not trained, or its weights were not loaded."""
+
+
 def warn(message: str, category: type[Warning] = NullBayesWarning) -> None:
     """Warn at the line of the user's code that called the library.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,7 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes.baselines import MAP, TemperatureScaling
-from nullbayes.errors import LikelihoodError
+from nullbayes.errors import LikelihoodError, NullBayesWarning
 from support.models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, Task
 
 N = 60
@@ -46,7 +49,23 @@ def test_a_network_that_claims_too_much_is_cooled_to_the_share_of_right_answers(
     model = nb.as_module(lambda p, x: x * p["w"], {"w": torch.ones(2, dtype=torch.float64)})
     x = torch.tensor([[3.0, -3.0]], dtype=torch.float64).repeat(10, 1)
     y = torch.tensor([0] * 8 + [1] * 2)
-    assert TemperatureScaling(model).fit(x, y, progress=False).temperature == pytest.approx(6.0 / 1.386294, rel=2e-3)
+    with pytest.warns(NullBayesWarning, match="The 10 held-out examples leave the temperature uncertain"):
+        scaled = TemperatureScaling(model).fit(x, y, progress=False)
+    assert scaled.temperature == pytest.approx(6.0 / 1.386294, rel=2e-3)
+
+
+@pytest.mark.parametrize("n", [10, 40])
+def test_a_temperature_of_few_examples_says_how_uncertain_it_is(n: int) -> None:
+    """The log odds of k right answers of n have an error of (n p q)^(-1/2), and 1 / T is in proportion to them."""
+    model = nb.as_module(lambda p, x: x * p["w"], {"w": torch.ones(2, dtype=torch.float64)})
+    x, y = torch.tensor([[3.0, -3.0]], dtype=torch.float64).repeat(n, 1), torch.arange(n) % 5 // 4
+    error = math.sqrt(n / (n - 1)) / math.sqrt(n * 0.8 * 0.2) / math.log(4.0)
+    factor = math.exp(2.0 * error)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        TemperatureScaling(model).fit(x, y, progress=False)
+    found = [float(n) for warning in caught for n in re.findall(r"divided by (\d+\.\d+)", str(warning.message))]
+    assert found == ([pytest.approx(factor, rel=0.03)] if factor > 2.0 else [])
 
 
 def test_the_noise_of_a_regression_becomes_that_of_the_held_out_data() -> None:

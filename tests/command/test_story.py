@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,11 @@ def test_check_says_whether_the_promise_holds(own: Any, posterior: Any, capsys: 
     found = result(capsys, *example("check"))
     assert found.pop("kept") is True
     assert found == posterior.check_fit(own.train()).to_dict()
+    assert posterior.temperature != 1.0  # held-out data chose it
+    assert main(example("check")) == 0
+    shown = capsys.readouterr().out
+    assert all(f"{found[name]:.4f}" in shown for name in ("nll_untempered", "nll_model", "nll_posterior"))
+    assert "as well as the network at its temperature." in shown
     posterior.prior_precision = 1e-9  # samples so far away that predictions are ruined
     posterior.save("ruined.safetensors")
     assert main(["check", "ruined.safetensors", *MODEL, "--data", "own:train"]) == 1
@@ -159,6 +165,7 @@ def test_a_regression_has_intervals_and_no_probabilities(own: Any, capsys: pytes
     Path("line.py").write_text(
         "import torch\nx = torch.linspace(-1, 1, 40, device='cpu')[:, None]\nmodel = torch.nn.Linear(1, 1)\n"
         "def data():\n    yield x[:30], 2 * x[:30] + 0.1 * torch.cos(9 * x[:30])\n    yield x[30:], 2 * x[30:]\n"
+        "def far():\n    return 5 + x\n"
     )
     words = ["fit", "--model", "line:model", "--data", "line:data", "--likelihood", "regression", "-o", "line.st"]
     assert main(words) == 0
@@ -171,6 +178,10 @@ def test_a_regression_has_intervals_and_no_probabilities(own: Any, capsys: pytes
     assert list(rows[0]) == ["input", *table.columns, "score"]
     np.testing.assert_allclose([float(row["lower_0.9"]) for row in rows], table["lower_0.9"], rtol=1e-5)
     assert "not calibrated" in capsys.readouterr().err
+    words = ["report", "line.st", "--model", "line:model", "--data", "line:data", "-o", "line.html"]
+    assert main([*words, "--strangers", "far=line:far"]) == 0
+    (noise,) = re.findall(r"([\d.]+) \(sigma_noise", Path("line.html").read_text(encoding="utf-8"))
+    assert float(noise) == pytest.approx(nb.load("line.st", line.model).likelihood.sigma_noise, rel=1e-2)
 
 
 def test_a_model_with_outputs_batches_and_a_loss_of_its_own(own: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,6 +265,17 @@ def test_a_page_has_every_figure_and_every_kind_of_picture(own: Any, posterior: 
     assert f"input {int(posterior.ood_score(own.noise()).argmin())}," in missed.pictures[0].label
     assert page.facts["command"] == "nullbayes report"
     assert f"{evaluation.rows[0].false_alarms:.1%} of familiar inputs" in page.lead
+
+
+def test_a_page_compares_with_the_network_as_it_is_and_at_the_temperature(own: Any, posterior: Any) -> None:
+    page, _ = make_page(posterior, "mine", own.test(), {"noise": own.noise()}, "nullbayes report")
+    (section,) = (section for section in page.sections if section.title == "The posterior and its network")
+    (table,), check = section.blocks, posterior.check_fit(own.test())
+    assert [row[0] for row in table.rows] == [
+        "network", f"network at temperature {posterior.temperature:.3g}", "posterior",
+    ]  # fmt: skip
+    assert [row[1].mean for row in table.rows] == [check.nll_untempered, check.nll_model, check.nll_posterior]
+    assert f"predicts at a temperature of {posterior.temperature:.3g}" in section.paragraphs[0]
 
 
 def test_without_strangers_a_page_makes_some_and_says_so(own: Any, posterior: Any) -> None:

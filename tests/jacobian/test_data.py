@@ -115,7 +115,7 @@ REFUSED = {
     "tensor": (X, r"not be a Tensor.*\[\(x, y\)\]"),
     "three of them at once": ((X, X, Y), r"\[\(x, y\)\]"),
     "two batches in a tuple": (((X, Y), (X, Y)), r"\[\(x, y\)\]"),
-    "mapping": ({"x": X, "labels": Y}, r"not be a dict.*\[\(x, y\)\]"),
+    "mapping": ({"x": X, "labels": Y}, r"a dict with 'x', 'labels' is one batch: put it into a list, fit\(\[batch\]\)"),
     "string": ("train.csv", "not be a str"),
     "number": (3, "not be a int"),
     "inputs alone": ([X], "batch_fn=lambda batch"),

@@ -110,6 +110,7 @@ def test_a_subset_stays_that_subset(sampler: Any) -> None:
 
 
 def test_custom_samplers_that_shuffle_are_noticed(posterior: nb.ProjectedPosterior) -> None:
+    random.seed(0)
     loader, state = DataLoader(DATASET, 2, sampler=Shuffled(list(range(11)))), random.getstate()
     for ask in (posterior.predict, lambda data: nb.ProjectedPosterior(nn.Linear(3, 2)).fit(data)):
         with pytest.raises(DataError, match=r"random order \(Shuffled\)"):

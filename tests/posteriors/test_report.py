@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -47,6 +48,23 @@ def test_the_report_counts_and_measures(kind: type, task: Task) -> None:
     assert report.output_std == pytest.approx(float(spread))
     assert set(report.seconds) == {"data", "rows", "factors", "projection", "measure"}
     assert report.peak_memory is None or report.peak_memory >= 0
+
+
+@pytest.mark.parametrize(("sigma", "shown"), [(0.25, "0.25"), ((0.5, 0.25), "0.25 to 0.5, one per output")])
+def test_the_report_has_the_noise_of_a_regression_that_is_in_use(sigma: Any, shown: str) -> None:
+    x, n_outputs = randn(2, 4, generator=seeded()), 1 if isinstance(sigma, float) else 2
+    model, y = torch.nn.Linear(4, n_outputs), x[:, :n_outputs]
+    posterior = nb.ProjectedPosterior(model, nb.likelihoods.Regression(sigma), prior_precision=1.0).fit(x, y)
+    assert f"noise             {shown} (sigma_noise: standard deviation" in str(posterior.report)
+    assert posterior.report.sigma_noise == sigma
+    posterior.temperature = 4.0
+    assert posterior.report.sigma_noise == pytest.approx(2 * sigma if isinstance(sigma, float) else (1.0, 0.5))
+
+
+def test_the_report_of_a_classification_has_no_noise() -> None:
+    report = fit_mlp(nb.ProjectedPosterior, CLASSIFICATION).report
+    assert report.sigma_noise is None
+    assert "sigma_noise" not in str(report)
 
 
 def test_the_residual_is_that_of_each_sample() -> None:
@@ -148,6 +166,30 @@ def test_check_fit_on_the_training_data_of_a_projected_posterior_finds_nothing()
     assert check.max_shift < 1e-10
     assert check.std < 1e-10
     assert check.nll_posterior == pytest.approx(check.nll_model)
+
+
+@pytest.mark.parametrize("task", [CLASSIFICATION, MULTILABEL, REGRESSION], ids=lambda task: task.name)
+def test_a_check_has_the_network_as_it_is_and_at_the_temperature_of_the_posterior(task: Task) -> None:
+    posterior, (x, y) = fit_mlp(nb.ProjectedPosterior, task), task.data(n=9)
+    before = posterior.check_fit([(x, y)])
+    assert before.nll_untempered == before.nll_model
+    assert "temperature" not in str(before)
+    posterior.temperature = 3.0
+    outputs, check = MLP.build(task.outputs)(x).detach(), posterior.check_fit([(x, y)])
+    if task is REGRESSION:
+        sigma = torch.tensor(0.5 * 3.0**0.5, dtype=x.dtype)
+        tempered = float(-torch.distributions.Normal(outputs, sigma).log_prob(y).mean())
+    else:
+        losses = torch.stack([task.loss(f, t) for f, t in zip(outputs / 3.0, y, strict=True)])
+        tempered = float(losses.mean()) / (1 if task is CLASSIFICATION else task.outputs)
+    assert check.nll_untempered == pytest.approx(before.nll_model, rel=1e-12)
+    assert check.nll_model == pytest.approx(tempered)
+    assert check.temperature == 3.0
+    lines = str(check).splitlines()
+    assert [line.split("  ")[0] for line in lines[4:7]] == ["network", "network at temperature 3", "posterior"]
+    wanted = (check.nll_untempered, check.nll_model, check.nll_posterior)
+    assert [f"{nll:.4f}" in line for nll, line in zip(wanted, lines[4:7], strict=True)] == [True] * 3
+    assert lines[-1].startswith("The posterior predicts at a temperature of 3, so it is compared with")
 
 
 def test_accuracy_takes_probabilities_for_targets() -> None:

@@ -154,9 +154,31 @@ def test_a_network_that_interpolates_causes_a_warning() -> None:
         solved = torch.linalg.pinv(hidden) @ y
         model[2].weight.copy_(solved[:-1].T)
         model[2].bias.copy_(solved[-1])
-    with pytest.warns(NullBayesWarning, match="almost exactly"):
+    with pytest.warns(NullBayesWarning, match="far better than it can predict new ones"):
         posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1e6).fit([(x, y)], 5, progress=False)
     assert 0.01 < posterior.likelihood.sigma_noise <= float(y.std()) * 1.1
+
+
+def test_a_network_with_few_examples_causes_a_warning_that_says_what_to_type() -> None:
+    x, y = draw(30)
+    model = trained(30, 40, 600)
+    with pytest.warns(NullBayesWarning, match=r"30 training targets") as caught:
+        posterior = nb.ProjectedPosterior(model, "regression").fit([(x, y)], 30, generator=seeded(), progress=False)
+    noise, promise = posterior.likelihood.sigma_noise, posterior.report.promise
+    x, y = draw(2000, seed=1)
+    assert noise < 0.7 * float((model(x).detach() - y).square().mean().sqrt())  # there is a reason to warn
+    (message,) = (str(warning.message) for warning in caught)
+    assert f"for new data, {noise:.2g}." in message
+    assert promise.apart_std / posterior.prior_precision**0.5 / noise == pytest.approx(0.08, rel=0.1)
+    assert "at about 8% of that noise" in message
+    for typed in ("held_out=...", "posterior.tune(held_out)", "nb.likelihoods.Regression(sigma_noise=...)"):
+        assert typed in message
+
+
+def test_noise_that_held_out_data_tune_causes_no_warning() -> None:
+    data, model = draw(30), trained(30, 40, 600)
+    posterior = nb.ProjectedPosterior(model, "regression").fit([data], 5, held_out=draw(200, 1), progress=False)
+    assert posterior.temperature > 1.5  # the estimate was too small
 
 
 class InUnits(nn.Module):

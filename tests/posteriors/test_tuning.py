@@ -210,3 +210,16 @@ def test_held_out_data_that_do_not_determine_a_temperature_are_warned_of() -> No
     posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:30], labels[:30], 5, progress=False)
     with pytest.warns(NullBayesWarning, match=r"do not determine a temperature.*all of them predicted right"):
         posterior.tune(x[30:], labels[30:])
+
+
+@pytest.mark.parametrize("wrong", ["labels", "scale"])
+def test_a_temperature_at_the_upper_edge_is_warned_of(wrong: str) -> None:
+    """Labels that do not belong to the inputs, or logits that are a hundred times too large."""
+    model, y = nn.Linear(3, 3).double(), torch.arange(300) % 3
+    nn.init.eye_(model.weight).data.mul_(1.0 if wrong == "labels" else 300.0)
+    x = torch.eye(3, dtype=torch.float64)[y] + 0.5 * randn(300, 3, generator=seeded(3), dtype=torch.float64)
+    held = (x[100:], y[100:].roll(1) if wrong == "labels" else y[100:])
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:1], y[:1], 5, progress=False)
+    with pytest.warns(NullBayesWarning, match=r"near the upper edge of the search.*numbered in the same way"):
+        posterior.tune(*held)
+    assert posterior.temperature > 9.9

@@ -26,6 +26,7 @@
 ``installed``          installs wheel and source distribution into empty environments: `make wheel-test`
 ``tutorials``          runs the pages of `docs/tutorials`, and writes their outputs and pictures
 ``thinned``            says of which families `make test` runs only some cases
+``no_torchvision``     hides a torchvision that does not import from packages that look for it
 ``guards``             measures which tests guard which module, for the table in `CONTRIBUTING.md`
 =====================  ==============================================================================================
 """

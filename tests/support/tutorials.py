@@ -13,7 +13,6 @@ import io
 import os
 import re
 import shutil
-import sys
 import tempfile
 import time
 import traceback
@@ -23,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from support.no_torchvision import hide_broken_torchvision
 
 FOLDER = Path(__file__).parents[2] / "docs" / "tutorials"
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
@@ -139,10 +140,7 @@ def main() -> None:
     arguments = parser.parse_args()
     values = {name: ast.literal_eval(value) for name, value in (item.split("=") for item in arguments.set)}
     torch.set_num_threads(1)  # as in the tests, so that they see the same numbers
-    try:
-        import torchvision  # noqa: F401
-    except Exception:  # missing, or its wheel does not fit torch's: transformers is to take it for missing, too
-        sys.modules["torchvision"] = None  # type: ignore[assignment]
+    hide_broken_torchvision()
     for name in arguments.names:
         start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:

@@ -36,10 +36,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
     if check.accuracy_model is not None and check.accuracy_posterior is not None:
         fall = check.accuracy_model - check.accuracy_posterior
     kept = rise <= options.nats + 1e-6 * abs(check.nll_model) and fall <= options.points + 1e-9  # NaN is not kept
+    network = "the network" if check.temperature == 1.0 else "the network at its temperature"
     verdict = (
-        "The promise holds: the posterior predicts these data as well as the network."
+        f"The promise holds: the posterior predicts these data as well as {network}."
         if kept
-        else "The promise does not hold: the posterior predicts these data worse than the network."
+        else f"The promise does not hold: the posterior predicts these data worse than {network}."
     )
     console.result(f"{check}\n{verdict}", {**check.to_dict(), "kept": kept})
     return 0 if kept else 1
@@ -48,8 +49,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
 COMMAND = Command(
     "check",
     "say whether a posterior predicts some data as well as its network",
-    "Compares likelihood and accuracy of the posterior with those of the network itself. The exit code is 1 if the "
-    "posterior is worse by more than --nats or --points.",
+    "Compares likelihood and accuracy of the posterior with those of the network, at the temperature of the posterior. "
+    "The exit code is 1 if the posterior is worse by more than --nats or --points.",
     "nullbayes check posterior.safetensors --model own:build --weights own.pt --data own:train",
     _arguments,
     run,

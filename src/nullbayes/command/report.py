@@ -138,6 +138,7 @@ def _promise(check: FitCheck) -> str:
     return (
         f"A posterior is of use if it predicts as well as its network does. On {check.n_data:,} examples its outputs "
         f"have a standard deviation of {check.std:.3g}, where the outputs themselves spread by {check.output_std:.3g}."
+        + ("" if check.temperature == 1.0 else f" {check.why()}")
     )
 
 
@@ -145,12 +146,11 @@ def _table(check: FitCheck) -> Table:
     from nullbayes.page import Column, Table, Value
 
     columns = [Column(""), Column("NLL", "Negative log-likelihood per target.", "low", 4)]
-    figures = {"network": [check.nll_model], "posterior": [check.nll_posterior]}
-    if check.accuracy_model is not None and check.accuracy_posterior is not None:
+    if check.accuracy_model is not None:
         columns.append(Column("accuracy", "Share of correct classes.", "high", 4))
-        figures = {"network": [check.nll_model, check.accuracy_model],
-                   "posterior": [check.nll_posterior, check.accuracy_posterior]}  # fmt: skip
-    rows: list[list[str | Value]] = [[name, *map(Value, values)] for name, values in figures.items()]
+    rows: list[list[str | Value]] = [
+        [name, Value(nll), *([] if share is None else [Value(share)])] for name, nll, share in check.rows()
+    ]
     return Table("Predictions of the network and of the posterior", columns, rows)
 
 

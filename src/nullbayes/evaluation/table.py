@@ -148,7 +148,9 @@ def as_text(evaluation: Evaluation) -> str:
     width = max(map(len, names))
     names = [f"{name:<{width}}" for name in names]
     blocks = _packed([_cells(column, evaluation.rows) for column in columns(evaluation)], WIDTH - width)
-    legend = "* best of its column; ↑ higher, ↓ lower is better"
+    legend = "↑ higher, ↓ lower is better"
+    if any("*" in cell for block in blocks for cells in block for cell in cells.cells):
+        legend = f"* best method of its column, ties share it; {legend}"
     if any(row.intervals or any(found.intervals for found in row.strangers.values()) for row in evaluation.rows):
         legend += "; [,] 90 % interval over resampled examples"
     return "\n\n".join([*(_block(names, block) for block in blocks), legend])

@@ -42,7 +42,14 @@ def as_loader(data: Any) -> Iterable[Any]:
         return [data]
     if isinstance(data, Dataset) and not isinstance(data, DataLoader):
         return DataLoader(data, batch_size=_BATCH)
-    if is_array(data) or isinstance(data, (Mapping, str)) or not isinstance(data, Iterable):
+    if isinstance(data, Mapping):
+        names = ", ".join(map(repr, list(data)[:4]))
+        msg = (
+            f"The training data must be batches, and a {type(data).__name__} with {names} is one batch: put it into a "
+            "list, fit([batch]). It needs its targets, as 'labels'; or pass pairs, fit([(inputs, targets)])."
+        )
+        raise DataError(msg)
+    if is_array(data) or isinstance(data, str) or not isinstance(data, Iterable):
         msg = (
             f"The training data must be batches (inputs, targets), not be a {type(data).__name__}: "
             f"fit(x, y), {RECIPE}, or [(x, y)]."

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from nullbayes.distributed import Group
-from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, warn
+from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, UntrainedWarning, warn
 from nullbayes.jacobian.autograd import ordinary, recording
 from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves
 from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
@@ -131,6 +131,7 @@ class OutputSums:
         self._differs = self._sum_of_squares = self._off_one = self._as_logits = self._as_probabilities = 0.0
         self._label_on_padding = self._ignored_in_mask = False
         self._waiting: list[tuple[Tensor, Tensor]] = []
+        self._guesses = Guesses()
 
     def see(self, x: Any, outputs: Tensor, targets: Tensor) -> None:  # (n, ...)
         """Take in another batch. It is added to the sums when there are enough numbers, or by `add_waiting`."""
@@ -194,6 +195,7 @@ class OutputSums:
         self._highest = max(self._highest, float(values.max()))
         self._differs = max(self._differs, float((outputs - self._first).abs().max()))
         self._sum_of_squares += float(values.square().sum())
+        self._guesses.add(self._placed, values, targets)
         if isinstance(self._placed, Classification) and self._lowest >= 0.0:
             sums = self._placed.at_positions(outputs, largest=False)
             self._off_one = max(self._off_one, float((sums - 1.0).abs().max()))
@@ -238,12 +240,60 @@ class OutputSums:
                 "trained, and a posterior of it cannot tell inputs apart."
             )
             warn(message)
+        elif self.n >= _ENOUGH:
+            self._guesses.check()
         if self._label_on_padding:
             message = (
                 "Some labels count where attention_mask is 0: padding becomes part of the training data. Label it with "
                 "ignore_index (-100)."
             )
             warn(message)
+
+
+class Guesses:
+    """How well a classifier predicts its training labels, beside their frequencies; added up over batches."""
+
+    def __init__(self) -> None:
+        self._nll = self._right = 0.0
+        self._counts: Tensor | None = None  # (1, C), or (O, 2) for independent labels
+
+    def add(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> None:  # (n, ...)
+        """Take in another batch; only labels that are whole numbers have frequencies."""
+        one_of_many = isinstance(likelihood, Classification) and not targets.is_floating_point()
+        if not (one_of_many or isinstance(likelihood, Bernoulli)):
+            return
+        logits = likelihood.choices(outputs)  # (n, ..., C)
+        labels = targets.reshape(logits.shape[:-1]).long()
+        ignored = labels == likelihood.ignore_index if isinstance(likelihood, Classification) else labels < 0
+        terms = logits.log_softmax(-1).gather(-1, labels.masked_fill(ignored, 0)[..., None])[..., 0]
+        self._nll -= float(terms.masked_fill(ignored, 0.0).sum())
+        self._right += float((logits.argmax(-1) == labels).sum())  # an ignored label is no class
+        if one_of_many:
+            counts = torch.bincount(labels[~ignored], minlength=logits.shape[-1])[None]
+        else:
+            ones = labels.flatten(1).sum(0)
+            counts = torch.stack([len(labels) - ones, ones], 1)
+        self._counts = counts if self._counts is None else self._counts + counts
+
+    def check(self) -> None:
+        """Warn of a network that is no better than the frequencies, by likelihood and by accuracy."""
+        if self._counts is None:
+            return
+        counts = self._counts.double()
+        n, most = float(counts.sum()), float(counts.amax(1).sum())
+        frequencies = float(
+            torch.special.entr(counts / counts.sum(1, keepdim=True).clamp_min(1.0)).sum(1) @ counts.sum(1)
+        )
+        chance = 2.0 * (most * (1.0 - most / max(n, 1.0))) ** 0.5  # two standard errors
+        if 0.0 < frequencies <= self._nll and self._right <= most + chance:
+            message = (
+                "The network predicts its training labels no better than their frequencies do: "
+                f"NLL {self._nll / n:.3g} where frequencies have {frequencies / n:.3g}, accuracy {self._right / n:.3g} "
+                f"where the most frequent label has {most / n:.3g}. A posterior around it says nothing. Are the "
+                "trained weights loaded, model.load_state_dict(...)? Are inputs prepared, and classes numbered, as in "
+                "training?"
+            )
+            warn(message, UntrainedWarning)
 
 
 def check_ending(network: Network, likelihood: Likelihood, x: Any) -> None:

@@ -96,9 +96,16 @@ class FitCheck:
         The largest ratio of the standard deviation of an output to its spread, for several outputs with units of
         their own.
     nll_model, nll_posterior : float
-        Negative log-likelihood per target, of the network and of the posterior's prediction.
+        Negative log-likelihood per target, of the network and of the posterior's prediction, both at the posterior's
+        temperature.
     accuracy_model, accuracy_posterior : float or None
         Share of right classes (or right labels); None for likelihoods without classes.
+    temperature : float
+        Of the posterior.
+    nll_untempered : float
+        Negative log-likelihood per target of the network as it is, at temperature 1. A temperature that held-out data
+        chose takes back what a network is too sure of on its training data, so that ``nll_model`` is larger there by
+        design; a posterior keeps its promise if it is as good as ``nll_model``.
 
     Examples
     --------
@@ -120,6 +127,8 @@ class FitCheck:
     nll_posterior: float
     accuracy_model: float | None
     accuracy_posterior: float | None
+    temperature: float
+    nll_untempered: float
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers, for JSON."""
@@ -131,11 +140,35 @@ class FitCheck:
             f"{self.n_data:,} examples; outputs spread by {self.output_std:.3g}",
             f"mean outputs moved by {self.mean_shift:.2g} (at most {self.max_shift:.2g}), "
             f"standard deviation {self.std:.2g}",
-            f"nll      {self.nll_model:.4f} -> {self.nll_posterior:.4f}",
+            "",
+            f"{'':<28} {'nll':>9}" + ("" if self.accuracy_model is None else "  accuracy"),
+            *(
+                f"{name:<28} {nll:9.4f}" + ("" if share is None else f"  {share:8.4f}")
+                for name, nll, share in self.rows()
+            ),
         ]
-        if self.accuracy_model is not None and self.accuracy_posterior is not None:
-            lines.append(f"accuracy {self.accuracy_model:.4f} -> {self.accuracy_posterior:.4f}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *([] if self.temperature == 1.0 else ["", self.why()])])
+
+    def rows(self) -> list[tuple[str, float, float | None]]:
+        """Return what is compared, with its negative log-likelihood per target and its accuracy.
+
+        These are the network, the network at the posterior's temperature if that is not 1, and the posterior.
+        """
+        tempered = (f"network at temperature {self.temperature:.3g}", self.nll_model, self.accuracy_model)
+        return [
+            ("network", self.nll_untempered, self.accuracy_model),
+            *([] if self.temperature == 1.0 else [tempered]),
+            ("posterior", self.nll_posterior, self.accuracy_posterior),
+        ]
+
+    def why(self) -> str:
+        """Say which network the posterior is compared with, and why."""
+        if self.temperature == 1.0:
+            return "The posterior is compared with the network."
+        return (
+            f"The posterior predicts at a temperature of {self.temperature:.3g}, so it is compared with the network at "
+            "the same temperature: one that suits new data is not the best one for training data."
+        )
 
 
 REPORT = fields_of(Measured)  # in a file

@@ -114,9 +114,12 @@ class NullSpacePosterior(SamplePosterior):
         self._base, self._likelihood, self._precision_rule = base, self._asked, self._asked_precision
         self._network.check_unchanged()
         rtol = self._tolerance if tolerance is None else tolerance
+        tuned = held_out is not None
         with sharing(parallel) as shared:
             self._prepared, fitted = fitting.fit(
-                lambda: request(self._kind(), data, self._asked, shared, n_samples, projector, rtol, memory_limit),
+                lambda: request(
+                    self._kind(), data, self._asked, shared, n_samples, projector, rtol, memory_limit, tuned=tuned
+                ),
                 self._network.device,
                 base,
                 generator,
@@ -170,7 +173,7 @@ class NullSpacePosterior(SamplePosterior):
         """What the fit measured, at the prior precision in use."""
         measured, size = self._need_measured(), self._network.n_parameters
         weights = {} if self._calibration is None else self._calibration.weights
-        return FitReport.of(measured, size, self.prior_precision, self.temperature, self._precision_rule, weights)
+        return FitReport.of(measured, size, self.prior_precision, self._likelihood, self._precision_rule, weights)
 
     functional_variance = variances.functional_variance
 

@@ -130,20 +130,25 @@ def request(
     projector: str | Projector,
     tolerance: float,
     memory_limit: int | str | None,
+    *,
+    tuned: bool = False,
 ) -> FitRequest:
     """Open the training data of a fit, or this process's part of them, and ask for samples."""
     if shared.what == "data" and shared.group.size > 1:
         network, batch_fn = kind.args[0], kind.keywords["batch_fn"]
         data = Shard(data, batch_fn, network.device, shared.group, dtype=network.dtype)
-    rows = open_rows(kind, data, likelihood)
+    rows = open_rows(kind, data, likelihood, tuned=tuned)
     samples = shared.group if shared.what == "samples" else None
     return FitRequest(rows, n_samples, projector, tolerance, memory_limit, samples)
 
 
-def open_rows(kind: RowKind, data: Any, likelihood: Likelihood) -> JacobianRows:
-    """Open the training data, and estimate the noise of a regression where it was not given."""
+def open_rows(kind: RowKind, data: Any, likelihood: Likelihood, *, tuned: bool = False) -> JacobianRows:
+    """Open the training data, and estimate the noise of a regression where it was not given.
+
+    The estimate warns where it is worth little, unless the noise is ``tuned`` afterwards.
+    """
     rows = kind(data, likelihood)
     if rows.likelihood.name == "regression":
-        noisy = with_noise(likelihood, rows)
+        noisy = with_noise(likelihood, rows, tuned=tuned)
         rows = rows if noisy is rows.likelihood else kind(rows.examples, noisy)
     return rows

@@ -115,6 +115,10 @@ def _compared(
         nll_posterior=nll(likelihood, mean, changes, targets, link),
         accuracy_model=own,
         accuracy_posterior=None if found is None else likelihood.accuracy(found, targets),
+        temperature=likelihood.temperature,
+        nll_untempered=nll(
+            likelihood if likelihood.temperature == 1.0 else likelihood.tempered(1.0), outputs, None, targets
+        ),
     )
 
 

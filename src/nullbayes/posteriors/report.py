@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from nullbayes.errors import CollapseWarning, UnderfitWarning, warn
+from nullbayes.likelihoods import Likelihood, Regression
 from nullbayes.posteriors import plot
 from nullbayes.posteriors.measured import Measured
 from nullbayes.posteriors.promise import NATS, Promise
@@ -65,6 +66,8 @@ class FitReport(Measured):
         Whether next to nothing is left of the noise.
     prior_precision, temperature : float
         In use now.
+    sigma_noise : float, tuple of float or None
+        The noise of a regression in use now, one standard deviation or one per output; None for other likelihoods.
     precision_rule : str
         "auto", "optimal" or "paper"; empty where the precision is a number.
     weights : dict
@@ -88,6 +91,7 @@ class FitReport(Measured):
     collapsed: bool
     prior_precision: float
     temperature: float
+    sigma_noise: float | tuple[float, ...] | None
     precision_rule: str
     weights: dict[str, float]
 
@@ -97,7 +101,7 @@ class FitReport(Measured):
         measured: Measured,
         n_parameters: int,
         alpha: float,
-        temperature: float,
+        likelihood: Likelihood,
         rule: str | float,
         weights: dict[str, float],
     ) -> Self:
@@ -113,7 +117,8 @@ class FitReport(Measured):
             kernel_dimension_stderr=stderr,
             collapsed=size <= max(1.0, 1e-4 * n_parameters),
             prior_precision=alpha,
-            temperature=temperature,
+            temperature=likelihood.temperature,
+            sigma_noise=likelihood.sigma_noise if isinstance(likelihood, Regression) else None,
             precision_rule=rule if isinstance(rule, str) else "",
             weights=weights,
         )
@@ -134,6 +139,7 @@ class FitReport(Measured):
             f"{self.sweeps} sweep{'s' * (self.sweeps != 1)}",
             "prior precision": f"{self.prior_precision:.4g}{self._why()}",
             "temperature": "" if self.temperature == 1.0 else f"{self.temperature:.3g}",
+            "noise": "" if self.sigma_noise is None else self._noise(self.sigma_noise),
             "combined score": ", ".join(f"{name} {weight:.2f}" for name, weight in self.weights.items() if weight > 0),
             "promise": "" if self.promise is None else self._kept(self.promise),
             "std on training": f"{self.train_std:.3g} (the outputs themselves spread by {self.output_std:.3g})"
@@ -176,6 +182,12 @@ class FitReport(Measured):
         what = "accuracy" if self.promise.decided_by == "accuracy" else f"NLL within {NATS:g} nats"
         where = "kept apart" if self.promise.needed_apart >= self.promise.needed_inside else "in the rows"
         return f", auto: raised to keep the {what} on training examples {where}"
+
+    def _noise(self, sigma: float | tuple[float, ...]) -> str:
+        """Say how far targets lie from outputs."""
+        each = sigma if isinstance(sigma, tuple) else (sigma,)
+        size = f"{each[0]:.3g}" if len(each) == 1 else f"{min(each):.3g} to {max(each):.3g}, one per output"
+        return f"{size} (sigma_noise: standard deviation of targets around outputs)"
 
     def _kept(self, promise: Promise) -> str:
         """Say what became of the predictions on training data."""

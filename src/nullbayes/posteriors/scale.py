@@ -24,6 +24,7 @@ METHODS = ("nll", "grid", "marglik", "closed_form")
 GRID = (0.1, 1.0, 5.0, 10.0, 50.0, 100.0)  # of the paper
 _INDIFFERENT, _HARMLESS = 1e-5, 1e-3  # nats of held-out likelihood: of the mean, and with its error added
 _TEMPERATURES, _NOISES = (0.05, 20.0), (1e-10, 1e10)  # the range of temperature scaling, for logits and for noise
+_FEW, _UNSURE = 50, 2.0  # examples, and the factor by which the temperature that they give may be uncertain
 _CONFIDENT = "precision and temperature that suit them are too confident for new data"
 _AROUND = 2.0  # the factor around that temperature that is searched together with a variance
 P = TypeVar("P")
@@ -155,14 +156,45 @@ def answers_on(likelihood: Likelihood, outputs: Tensor, changes: Tensor, targets
 def tuned(found: Answers) -> tuple[float, float]:
     """Return the precision and the temperature of :func:`best_scale`; warn where the data do not determine them."""
     alpha, temperature = best_scale(found)
-    if found.likelihood.has_probabilities and temperature < 1.01 * _TEMPERATURES[0]:
+    bounded = found.likelihood.has_probabilities
+    if bounded and temperature < 1.01 * _TEMPERATURES[0]:
         message = (
             "The held-out data do not determine a temperature: their likelihood still rises at the edge of the "
             f"search, at {temperature:.2g}. Are all of them predicted right? Pass more, or set "
             "posterior.temperature = 1.0; otherwise scores of probabilities cannot tell inputs apart."
         )
         warn(message)
+    elif bounded and temperature > _TEMPERATURES[1] / _AROUND / 1.01:  # with a variance, half of the edge
+        message = (
+            f"The temperature is {temperature:.3g}, near the upper edge of the search: on the held-out data the "
+            "network is no better than a guess, or far too sure of itself. Are they like the training data, with "
+            "inputs prepared and classes numbered in the same way? If the logits are just large, divide them: "
+            "output_fn=lambda logits: logits / 100."
+        )
+        warn(message)
+    elif (factor := _uncertainty(found, alpha, temperature)) > _UNSURE:
+        message = (
+            f"The {len(found.outputs)} held-out examples leave the temperature uncertain: it is {temperature:.3g}, "
+            f"times or divided by {factor:.2g}. Pass more (a thousand are plenty), or set posterior.temperature = 1.0."
+        )
+        warn(message)
     return alpha, temperature
+
+
+def _uncertainty(found: Answers, alpha: float, temperature: float) -> float:
+    """Return the factor that two standard errors of a temperature are, where examples are few; 1 where they are not.
+
+    Slope and curvature of the likelihood of each example give the error. Where examples are many and the curvature is
+    small, the temperature matters little.
+    """
+    if not found.likelihood.has_closed_form or len(found.outputs) >= _FEW:
+        return 1.0
+    step = 0.1
+    below, here, above = (found.tempered(temperature * math.exp(s)).each_nll(alpha) for s in (-step, 0.0, step))
+    slope, bend = (above - below) / (2.0 * step), float((above + below - 2.0 * here).mean()) / step**2
+    if len(slope) < 2 or not bend > 0.0:
+        return math.inf
+    return math.exp(min(2.0 * float(slope.std()) / bend / math.sqrt(len(slope)), 700.0))
 
 
 def best_scale(found: Answers) -> tuple[float, float]:

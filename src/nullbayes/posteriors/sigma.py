@@ -27,11 +27,12 @@ from nullbayes.limits import free_memory
 from nullbayes.linalg.lanczos import gauss_rule
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
+from nullbayes.posteriors.promise import NATS
 
 _DENSE = 3_000  # size of the smaller side of the rows up to which all eigenvectors are computed
 _PROBES, _STEPS = 4, 64  # of the quadrature for larger rows
 _HELD = 0.25  # of the free memory, for rows that are multiplied many times
-_LITTLE = 0.1  # share of degrees of freedom below which the residuals say next to nothing
+_LITTLE = 0.3  # share of degrees of freedom below which the residuals say little: docs/precision.md has the figures
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,11 @@ class Smoother:
         return float((self.weights * ridge / (self.nodes + ridge)).sum())
 
 
-def with_noise(given: Likelihood, rows: JacobianRows) -> Likelihood:
-    """Return the likelihood of the rows; for a regression without a given noise, with an estimate of it."""
+def with_noise(given: Likelihood, rows: JacobianRows, *, tuned: bool = False) -> Likelihood:
+    """Return the likelihood of the rows; for a regression without a given noise, with an estimate of it.
+
+    Warn of an estimate that is worth little, unless the noise is ``tuned`` afterwards.
+    """
     fitted = rows.likelihood
     if not isinstance(fitted, Regression) or not isinstance(given, Regression) or given.sigma_noise is not None:
         return fitted
@@ -65,15 +69,26 @@ def with_noise(given: Likelihood, rows: JacobianRows) -> Likelihood:
     # each of several outputs is measured in units of its residuals, which then have a root mean square of one
     scale = torch.maximum(rms, 1e-6 * spread) if len(rms) > 1 else torch.ones_like(rms)
     left = share_left(*_whitened(rows, fitted, scale), float((rms / scale).square().mean().sqrt()))
-    if left < _LITTLE:
-        message = (
-            f"The network fits its {rows.examples.n_all:,} training targets almost exactly: their residuals, "
-            f"{float(rms.max()):.2g}, say little about the noise, whose estimate may be wrong by a factor of two or "
-            "three. Call posterior.tune(held_out), or pass likelihood=nb.likelihoods.Regression(sigma_noise=...) with "
-            "the error that you expect on new data, which is larger than the noise of the measurements."
-        )
-        warn(message)
-    return replace(fitted, sigma_noise=tuple(torch.minimum(rms / left, torch.maximum(rms, spread)).tolist()))
+    noise = torch.minimum(rms / left, torch.maximum(rms, spread))
+    if left < _LITTLE and not tuned:
+        _warn(rows.examples.n_all, float((rms / noise).max()), float(noise.max()))
+    return replace(fitted, sigma_noise=tuple(noise.tolist()))
+
+
+def _warn(n_data: int, ratio: float, noise: float) -> None:
+    """Say what an estimate of the noise is worth that residuals tell little about, and what to do."""
+    share = math.sqrt(2.0 * NATS)  # a variance v costs a target without a residual v/(2σ²) nats
+    message = (
+        f"The network fits its {n_data:,} training targets far better than it can predict new ones: their residuals "
+        f"are {ratio:.2g} of the noise that is estimated for new data, {noise:.2g}. So little is left of "
+        "the degrees of freedom that this estimate is often too small by a factor of two or more. Intervals may then "
+        'be too narrow, and prior_precision="auto", which keeps the likelihood of these targets, holds the standard '
+        f"deviation of outputs at about {share:.0%} of that noise on inputs like them. Pass held-out "
+        "data, fit(loader, held_out=...) or posterior.tune(held_out); or "
+        "likelihood=nb.likelihoods.Regression(sigma_noise=...) with the error that you expect on new data, which is "
+        "larger than the noise of the measurements."
+    )
+    warn(message)
 
 
 def _whitened(rows: JacobianRows, fitted: Regression, scale: Tensor) -> tuple[Smoother, int]:

@@ -209,7 +209,15 @@ def summarize(
     samples = mean + changes
     variance = changes.square().sum(0) / (len(changes) - 1)
     probs = _average(mean, changes, variance, likelihood, link) if likelihood.has_probabilities else None
-    if not torch.isfinite(variance).all():
+    if not torch.isfinite(mean).all():
+        wrong = (~torch.isfinite(mean)).flatten(1).any(1).nonzero()[:, 0]
+        message = (
+            f"The network itself answers NaN or Inf for {len(wrong):,} of {len(mean):,} inputs, the first is "
+            f"input {int(wrong[0])}: is it all padding (attention_mask 0 everywhere), or does it hold extreme values? "
+            "Its prediction means nothing: leave it out."
+        )
+        warn(message)
+    elif not torch.isfinite(variance).all():
         message = (
             f"Some predictions or their variances are not finite in {str(samples.dtype).removeprefix('torch.')}: use a "
             "larger prior_precision, or scale the outputs."

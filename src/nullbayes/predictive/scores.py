@@ -150,7 +150,8 @@ def score(
 def check_per(per: str) -> None:
     """Refuse anything but "input" and "position"."""
     if per not in _PER:
-        msg = f"per must be one of {', '.join(_PER)}, not {per!r}."
+        hint = ': per="position" gives one score per token, pixel or time step' if isinstance(per, str) else ""
+        msg = f"per must be one of {', '.join(_PER)}, not {per!r}{hint}."
         raise SettingsError(msg)
 
 
@@ -166,7 +167,10 @@ def pooled(values: Tensor, mask: Tensor | None, per: str = "input", *, largest: 
     counted = mask.flatten(1)
     if not bool(counted.any(1).all()):
         empty = int((~counted.any(1)).nonzero()[0])
-        msg = f"The mask leaves nothing of input {empty}: every input must have a position that counts."
+        msg = (
+            f"The mask leaves nothing of input {empty}: every input must have a position that counts. If it is all "
+            "padding, leave it out."
+        )
         raise DataError(msg)
     if largest:
         return flat.masked_fill(~counted, -torch.inf).amax(1)

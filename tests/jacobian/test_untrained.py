@@ -1,0 +1,104 @@
+"""A classifier that predicts its own training labels no better than their frequencies causes a warning."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nullbayes as nb
+from nullbayes.errors import UntrainedWarning
+from support.drawing import randint, randn
+from support.posterior_fits import seeded
+
+N = 60
+
+
+def found(logits: Tensor, y: Tensor, likelihood: Any = "classification") -> list[str]:
+    """The warnings about a network whose outputs are its inputs."""
+    model = nn.Linear(logits.shape[-1], logits.shape[-1], bias=False).to(logits)
+    nn.init.eye_(model.weight)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        nb.OutputJacobian(model, [(logits[:8], y[:8]), (logits[8:], y[8:])], likelihood)
+    return [str(warning.message) for warning in caught if warning.category is UntrainedWarning]
+
+
+def frequencies(labels: Any) -> tuple[float, float]:
+    """The NLL and the accuracy of the frequencies of labels."""
+    counts = np.unique(np.asarray(labels), return_counts=True)[1]
+    return -float(np.mean(np.repeat(np.log(counts / counts.sum()), counts))), float(counts.max() / counts.sum())
+
+
+def drawn(*shape: int) -> Tensor:
+    return 2.0 * randn(*shape, generator=seeded(), dtype=torch.float64)
+
+
+def random_labels(classes: int, *shape: int) -> Tensor:
+    return randint(0, classes, shape, generator=seeded(1))
+
+
+def numbers(message: str) -> list[float]:
+    return [float(number) for number in re.findall(r"\d+\.\d+|\d+(?= where| A)", message.replace(". A", " A"))]
+
+
+def test_labels_that_have_nothing_to_do_with_the_outputs_cause_a_warning() -> None:
+    logits, y = drawn(N, 3), random_labels(3, N)
+    (message,) = found(logits, y)
+    nll, accuracy = nn.functional.cross_entropy(logits, y), (logits.argmax(1) == y).double().mean()
+    wanted = [float(nll), frequencies(y.cpu())[0], float(accuracy), frequencies(y.cpu())[1]]
+    assert numbers(message) == pytest.approx(wanted, rel=1e-2)
+    assert "model.load_state_dict(...)" in message
+
+
+def test_ignored_positions_do_not_count() -> None:
+    logits, y = drawn(N, 4, 3), random_labels(3, N, 4)
+    y[:, 2:] = -100
+    (message,) = found(logits, y)
+    nll = nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten())
+    right = (logits.argmax(-1) == y)[:, :2].double().mean()
+    wanted = [float(nll), frequencies(y[:, :2].cpu())[0], float(right), frequencies(y[:, :2].cpu())[1]]
+    assert numbers(message) == pytest.approx(wanted, rel=1e-2)
+
+
+def test_each_of_several_labels_has_frequencies_of_its_own() -> None:
+    logits, y = drawn(N, 2), random_labels(2, N, 2)
+    y[:, 1] *= y[:, 0]  # the second is rare
+    (message,) = found(logits, y, "multilabel")
+    nll = nn.functional.binary_cross_entropy_with_logits(logits, y.double())
+    own = [frequencies(y[:, label].cpu()) for label in range(2)]
+    wanted = [float(nll), *np.mean(own, 0).tolist()]
+    assert np.array(numbers(message))[[0, 1, 3]] == pytest.approx(wanted, rel=1e-2)
+
+
+def test_a_binary_network_is_judged_as_well() -> None:
+    logits, y = drawn(N, 1), random_labels(2, N)
+    assert found(logits, y, "binary")
+    assert not found(logits, (logits[:, 0] > 0).long(), "binary")
+
+
+def test_networks_that_know_something_cause_no_warning() -> None:
+    logits, y = drawn(N, 3), random_labels(3, N)
+    right = logits.argmax(1)
+    assert not found(logits, right)
+    assert not found(50.0 * logits, torch.where(torch.arange(N) % 5 == 0, y, right))  # sure and often wrong, but better
+    assert not found(logits, torch.zeros_like(y))  # one class has no frequencies to compare with
+    assert not found(logits[:10], y[:10])  # too few to say
+    shares = torch.tensor([0.8, 0.1, 0.1], dtype=torch.float64).log()
+    rare = torch.tensor([0] * 8 + [1, 2]).repeat(6)
+    assert not found(shares + 0.5 * torch.eye(3, dtype=torch.float64)[rare], rare)  # never says a rare class
+
+
+def test_one_fit_gives_one_warning() -> None:
+    model = nn.Sequential(nn.Linear(3, 30), nn.Tanh(), nn.Linear(30, 3))
+    x, y = drawn(N, 3).float(), random_labels(3, N)
+    for kind in (nb.ProjectedPosterior, nb.LossProjectedPosterior, nb.baselines.MAP):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            kind(model, "classification").fit(x, y)
+        assert [warning.category for warning in caught].count(UntrainedWarning) == 1
