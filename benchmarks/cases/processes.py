@@ -155,7 +155,8 @@ def held_bytes(problem: Problem) -> int:
 def exchange_times(group: nb.distributed.Group, device: torch.device, repeats: int = 20) -> dict[str, float | None]:
     """Return the milliseconds of a handshake, of a sum of one number and of a large sum, each the fastest of some.
 
-    The bytes that moved are what the network interface of a machine by itself has counted, for each byte of the sum and each process.
+    The bytes that moved are what the network interface of a machine by itself has counted, for each byte of the sum and
+    each process.
     """
 
     def handshake() -> None:
