@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -38,10 +39,8 @@ Row = Mapping[str, Any]
 
 # --- constants --------------------------------------------------------------------------------------------------------
 
-# One H200. Rates of matrix products (5.1e13 operations of float32 per second, 6.2e13 of float64) and of memory (4.2e12
-# bytes) are those that `python -m benchmarks.rates --device cuda` has measured. Nobody has measured the others: a
-# network reaches 0.4 of the rate of a matrix product; entries are written, read and written again to form them; NVLink
-# adds up 300 GB/s (450 by its data sheet), and machines are joined by 400 Gbit/s, of which 40 GB/s are reached.
+# One H200. `python -m benchmarks.rates --device cuda` measures the rates of products (5.1e13 operations of float32 per
+# second, 6.2e13 of float64) and of memory (4.2e12 bytes). `constants` says what the others are taken from.
 H200 = Machine(
     form=3 * NUMBER / 4.2e12,
     read=2 * NUMBER / 4.2e12,
@@ -124,44 +123,55 @@ def _run(runs: Iterable[Row], parallel: str, processes: int) -> Row:
     raise SystemExit(msg)
 
 
-def efficiency(seconds_of_one: float, seconds: float, processes: int, cores: int | None) -> float:
-    """Return which part of the cores that the processes can use they turn into speed."""
-    return seconds_of_one / seconds / (processes if cores is None else min(processes, cores))
+def efficiency(cpu_seconds_of_one: float, cpu_seconds: float, processes: int) -> float:
+    """Return the CPU time of one process over that of all: the speed-up per core, if no other program runs."""
+    return cpu_seconds_of_one / (processes * cpu_seconds)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
 
+_CONSTANTS = (
+    "The constants, those of one core from the runs with one process, and those of exchanges from two processes:"
+)
+_TIMES = "Seconds of the runs. The model's are those of a machine on which no other program runs:"
+_SIZES = "Bytes of the runs; what is sent was counted by the network interface of the machine:"
+_ESTIMATES = "Estimates for several H200, eight per machine; hours, and what most of them are spent on:"
+
+
 def document(runs: Sequence[Row]) -> str:
     """Return the tables of the page."""
     machine = fitted(runs)
-    limits = [
-        f"From {limit(problem, H200, 8):,} GPUs on, twice as many gain less than a factor of 1.4 for {name}."
-        for name, problem in (("Swin-T", SWIN), ("2 samples of the other", replace(BILLION, samples=2)))
-    ]
-    return "\n\n".join([constants(machine), *compared(runs, machine), estimates(), *limits])
+    swin, billion = (limit(problem, H200, 8) for problem in (SWIN, replace(BILLION, samples=2)))
+    last = (
+        f"Twice as many GPUs gain less than a factor of 1.4 from {swin:,} on for Swin-T, and from {billion:,} on for\n"
+        "two samples of the other network."
+    )
+    times, sizes = compared(runs, machine)
+    return "\n\n".join([_CONSTANTS, constants(machine), _TIMES, times, _SIZES, sizes, _ESTIMATES, estimates(), last])
 
 
 def constants(machine: Machine) -> str:
-    """Return the constants of the machine that was measured, and of the GPU, side by side."""
+    """Return the constants of the machine that was measured, and of the GPU, side by side, with their source."""
     lines = []
-    for name, attribute, unit, digits in (
-        ("form an entry of a row", "form", 1e9, "ns"),
-        ("operation of the network", "network", 1e12, "ps"),
-        ("operation of Gram matrices and factors", "factor", 1e12, "ps"),
-        ("read an entry in a sweep", "read", 1e9, "ns"),
-        ("multiply an entry, there and back, for each sample", "multiply", 1e12, "ps"),
-        ("handshake between two", "handshake", 1e3, "ms"),
-        ("latency of a sum", "latency", 1e3, "ms"),
+    for name, attribute, scale, unit, source in (
+        ("form an entry of a row", "form", 1e12, "ps", "measured rate of memory, three times 4 bytes"),
+        ("operation of the network", "network", 1e12, "ps", "0.4 of the measured rate of products, a guess"),
+        ("operation of Gram matrices and factors", "factor", 1e12, "ps", "measured, in float64"),
+        ("read an entry in a sweep", "read", 1e12, "ps", "measured rate of memory, twice 4 bytes"),
+        ("multiply an entry, there and back, per sample", "multiply", 1e12, "ps", "measured rate, 4.8 operations"),
+        ("handshake between two", "handshake", 1e3, "ms", "a guess"),
+        ("latency of a sum", "latency", 1e3, "ms", "a guess"),
+        ("sent to the next process", "bandwidth", 1e-9, "GB/s", "two thirds of NVLink's 450"),
+        ("sent to another machine", "between", 1e-9, "GB/s", "0.8 of 400 Gbit/s"),
+        ("memory", "memory", 1e-9, "GB", "its data sheet"),
+        ("memory beside rows, factors and vectors", "temporary", 1e-6, "MB", ""),
+        ("once per fit", "fixed", 1.0, "s", ""),
     ):
-        each = [unit * getattr(one, attribute) for one in (machine, H200)]
-        lines.append([name, *(f"{value:.2g} {digits}" if value else "" for value in each)])
-    rates = [f"{machine.bandwidth / 1e9:.1f} GB/s", f"{H200.bandwidth / 1e9:.0f} GB/s"]
-    lines.append(["sent to the next process", *rates])
-    lines.append(["sent to another machine", "", f"{H200.between / 1e9:.0f} GB/s"])
-    lines.append(["beside rows, factors and vectors", f"{machine.temporary / 1e6:.0f} MB", ""])
-    lines.append(["once per fit", f"{machine.fixed:.2f} s", ""])
-    return _markdown(["constant", "one core, measured", "H200"], lines)
+        each = [scale * getattr(one, attribute) for one in (machine, H200)]
+        shown = [f"{value:.3g} {unit}" if 0 < value < math.inf else "" for value in each]
+        lines.append([name, *shown, source])
+    return _markdown(["constant", "one core, measured", "H200", "the H200's is"], lines)
 
 
 def compared(runs: Sequence[Row], machine: Machine) -> tuple[str, str]:
@@ -176,8 +186,8 @@ def compared(runs: Sequence[Row], machine: Machine) -> tuple[str, str]:
         first = simulate(problem_of(one), machine, parallel, 1)
         name = [f'`"{parallel}"`', str(n)]
         figures = [row["cpu_seconds"], own.cpu_seconds, row["seconds"], own.seconds]
-        figures.append(efficiency(one["seconds"], row["seconds"], n, machine.cores))
-        figures.append(efficiency(first.seconds, own.seconds, n, machine.cores))
+        figures.append(efficiency(one["cpu_seconds"], row["cpu_seconds"], n))
+        figures.append(efficiency(first.cpu_seconds, own.cpu_seconds, n))
         timed.append([*name, *(f"{value:.2f}" for value in figures)])
         if n > 1:
             passed = [value / row["sweeps"] for value in (row["megabytes"], own.passed_bytes / 1e6)]
