@@ -155,10 +155,10 @@ def constants(machine: Machine) -> str:
     """Return the constants of the machine that was measured, and of the GPU, side by side, with their source."""
     lines = []
     for name, attribute, scale, unit, source in (
-        ("form an entry of a row", "form", 1e12, "ps", "measured rate of memory, three times 4 bytes"),
+        ("form an entry of a row", "form", 1e9, "ns", "measured rate of memory, three times 4 bytes"),
         ("operation of the network", "network", 1e12, "ps", "0.4 of the measured rate of products, a guess"),
         ("operation of Gram matrices and factors", "factor", 1e12, "ps", "measured, in float64"),
-        ("read an entry in a sweep", "read", 1e12, "ps", "measured rate of memory, twice 4 bytes"),
+        ("read an entry in a sweep", "read", 1e9, "ns", "measured rate of memory, twice 4 bytes"),
         ("multiply an entry, there and back, per sample", "multiply", 1e12, "ps", "measured rate, 4.8 operations"),
         ("handshake between two", "handshake", 1e3, "ms", "a guess"),
         ("latency of a sum", "latency", 1e3, "ms", "a guess"),

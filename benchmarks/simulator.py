@@ -19,6 +19,7 @@ NUMBER = 4  # bytes of a number of a row or a vector
 _FACTOR = 8  # bytes of a number of a factor
 _USABLE = 0.85  # part of the memory of a GPU that a fit plans with
 _LEAST_ROWS = 4  # that must fit while rows are formed
+_PASSES = 3  # over all rows, for their norm, for the noise before it is projected, and for the losses at the end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +159,15 @@ def applications(sweeps: int) -> int:
     return 1 + sweeps + sweeps // RENEW_EVERY
 
 
+def times_formed(pieces: int, times: float, n_checks: int) -> float:
+    """Return how often rows that are not held are formed: for the factors, in sweeps, and to measure.
+
+    Of a block in several pieces, each pair meets once in the Gram matrix, and the rows are gone when a sweep needs them
+    for the way back.
+    """
+    return (pieces + 1) / 2 + (1 if pieces == 1 else 2) * times + n_checks + _PASSES
+
+
 def sent_bytes(n_bytes: float, processes: int) -> float:
     """Return what a process sends to add up ``n_bytes`` bytes around a ring: each part goes around twice."""
     return 2.0 * (processes - 1) / processes * n_bytes
@@ -188,8 +198,7 @@ def simulate(problem: Problem, machine: Machine, parallel: str, processes: int) 
     if not problem.held_bytes:
         room = max(_USABLE * machine.memory - lasting, least)
         pieces = 1 if block * row <= room / 2 else math.ceil(4.0 * block * row / room)
-        # each pair of pieces meets once in a Gram matrix; in a sweep, rows that are gone are formed to multiply back
-        formings = (pieces + 1) / 2 + (1 if pieces == 1 else 2) * times + own_parts * checks(sweeps)
+        formings = times_formed(pieces, times, own_parts * checks(sweeps))
 
     exchanges, passed, sent, exchanging = 0, 0.0, 0.0, 0.0
     if processes > 1:

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 from benchmarks.cases.processes import TOGETHER, counting
+from torch import nn
 
 import nullbayes as nb
 from benchmarks import run as runner
 from benchmarks import scaling, simulator
 from nullbayes.errors import ConvergenceWarning
+from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.limits import VECTORS_PER_SAMPLE
 from nullbayes.posteriors import parallel
 from nullbayes.projectors import auto, krylov
@@ -136,8 +138,8 @@ def test_rows_that_fit_are_formed_once_and_others_in_every_sweep() -> None:
     n_bytes = FORMED.parameters * 4
     vectors, factors = 10 * 32 * n_bytes, 4096 * 64 * 8
     once = simulator.simulate(HELD, MACHINE, "data", 1).forming
-    passes = 1 + 40 + 40 // 20 + simulator.checks(40)
-    for blocks, formings in ((2, 1 + passes), (1, (4 + 1) / 2 + 2 * (1 + 40 + 40 // 20) + simulator.checks(40))):
+    sweeps, checked = 1 + 40 + 40 // 20, 3 + simulator.checks(40)
+    for blocks, formings in ((2, 1 + sweeps + checked), (1, (4 + 1) / 2 + 2 * sweeps + checked)):
         room = (vectors + factors + blocks * 64 * n_bytes + MACHINE.temporary) / 0.85
         found = simulator.simulate(FORMED, replace(MACHINE, memory=room + 1), "data", 1)
         assert found.forming / once == pytest.approx(formings)
@@ -202,6 +204,27 @@ def test_residual_is_measured_as_often_as_the_model_says() -> None:
         projector.apply(state, noise, callback=lambda k, _: seen.append(k))
     assert seen[-1] == 60
     assert [simulator.checks(k) for k in seen[:-1]] == list(range(1, len(seen)))
+
+
+@pytest.mark.parametrize(("block_rows", "pieces"), [(4, 1), (20, 10)])
+def test_rows_are_formed_as_often_as_the_model_says(
+    block_rows: int, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formed, form = list[int](), JacobianRows._pieces
+    monkeypatch.setattr(JacobianRows, "_pieces", lambda rows, a, b: (formed.append(b - a), form(rows, a, b))[1])
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 1, 6, 6, generator=generator, device="cpu")
+    data = [(x, torch.arange(40, device="cpu") % 10)]
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 10)).to("cpu")
+    row = nb.LossJacobian(model, data).costs().held_bytes // 40
+    posterior = nb.LossProjectedPosterior(model, prior_precision=1e6)
+    projector = nb.projectors.Krylov(nb.projectors.Alternating(block_rows=block_rows), rtol=0.1)
+    formed.clear()
+    posterior.fit(data, 3, projector=projector, memory_limit=64 * row, progress=False)  # an eighth to work with
+    sweeps = posterior.report.sweeps
+    assert 1 < sweeps < 20
+    expected = simulator.times_formed(pieces, simulator.applications(sweeps), simulator.checks(sweeps))
+    assert sum(formed) / 40 == pytest.approx(expected)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
