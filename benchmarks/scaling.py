@@ -200,7 +200,7 @@ def compared(runs: Sequence[Row], machine: Machine) -> tuple[str, str]:
 def estimates() -> str:
     """Return what nobody has measured."""
     head = ["network, samples", "GPUs, and what they share", "rows per block", "sweeps", "hours", "to form rows"]
-    head += ["to multiply", "to exchange", "GB sent per sweep", "GB of memory"]
+    head += ["to multiply", "to exchange", "GB sent per sweep", "GB of memory, at least"]
     swin, billion, few = "Swin-T, 30", "10⁹ parameters, 30", "10⁹ parameters, 2"
     lines = [
         _line(swin, "1", fastest(SWIN, H200, "data", 1)),
