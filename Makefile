@@ -54,10 +54,11 @@ format: $(INSTALLED) ## format the code, and repair what can be repaired by rule
 	@$(BIN)/ruff check --quiet --fix --exit-zero .
 	@$(BIN)/ruff format .
 
-docs: $(INSTALLED) ## write the pages that are made from the tests' tables
-	@echo "==> docs/compatibility.md, docs/architecture.md"
+docs: $(INSTALLED) ## write the pages that are made from tables
+	@echo "==> docs/compatibility.md, docs/architecture.md, docs/many-machines.md"
 	@PYTHONPATH=tests $(BIN)/python -m support.compatibility_page
 	@PYTHONPATH=tests $(BIN)/python -m support.architecture_page
+	@$(BIN)/python -m benchmarks.scaling results/processes.json --write docs/many-machines.md
 
 pictures: $(INSTALLED) ## draw the pictures of the documentation anew
 	@echo "==> docs/pictures"
