@@ -45,7 +45,7 @@ class ResidualSizes(Sizes):
     published: int = 6000
 
 
-FULL = ResidualSizes(n=3000, epochs=40, held_out=1000, test=2000, shifted=1000)
+FULL = ResidualSizes(n=3000, epochs=30, held_out=1000, test=2000, shifted=1000, members=3)
 QUICK = ResidualSizes(
     n=100, published=100, epochs=1, held_out=200, test=200, shifted=50, samples=10, budget=10, pictures=4, strengths=2,
     parameters=("layer3.2.*", "linear.*"),
