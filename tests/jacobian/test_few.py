@@ -76,6 +76,37 @@ def test_rows_of_few_inputs_are_those_of_plain_differentiation(outputs: int, n: 
     torch.testing.assert_close(found[1], jacobian(model, x))
 
 
+class Spare(nn.Module):
+    """A layer that is never called, before one that is."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.spare, self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 6), nn.Linear(6, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).tanh())
+
+
+@pytest.mark.parametrize("outputs", [2, 4, 5, 7])  # the first three divide the size of some parameter
+def test_parameters_that_no_output_depends_on_have_rows_of_zeros(outputs: int) -> None:
+    model, x = Spare(outputs).double(), torch.randn(1, 4).double()
+    rows = rows_of(model, x)
+    found = few(rows, x)
+    assert found is not None
+    assert not rows.reasons
+    torch.testing.assert_close(found[1], jacobian(model, x))
+
+
+def test_a_way_whose_rows_were_wrong_is_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(few_rows, "_AT_ONCE", 0)
+    model, x = Wired(5, less_the_mean, same).double(), torch.randn(1, 4).double()
+    rows = rows_of(model, x)
+    assert few(rows, x) is None
+    assert "differ" in rows.reasons["by copies"]
+    monkeypatch.setattr(few_rows, "_FIRST", 0)  # later inputs are compared once in a while
+    assert all(few(rows, x) is None for _ in range(3))
+
+
 @pytest.mark.parametrize(
     ("way", "limits"),
     [

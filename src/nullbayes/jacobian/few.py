@@ -11,8 +11,8 @@ There are four ways to form the rows of one input, or of a handful of inputs, of
 
 The last two rely on each parameter being used by its layer and nowhere else. The graph of every call is checked for
 that. Besides, the rows of the first inputs in each way, and of one in sixteen inputs later on, are compared with plain
-differentiation: this shows copies that influence each other, and operations that torch maps wrongly. If something
-differs, there is no answer here, and the caller takes its usual way.
+differentiation: this shows copies that influence each other, and operations that torch maps wrongly. A way whose rows
+differ is not taken again; where no other is left, the caller takes its usual one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
-from nullbayes.jacobian.autograd import gradients, ordinary, recording
+from nullbayes.jacobian.autograd import gradients, many_gradients, ordinary, recording
 from nullbayes.jacobian.batches import map_leaves, n_examples
 from nullbayes.jacobian.checks import CHUNK_TOLERANCE, AutogradReference
 from nullbayes.jacobian.network import Leaves
@@ -44,23 +44,36 @@ _FIRST, _ONE_IN = 32, 16  # inputs that are compared: all of the first, then one
 @full_precision()
 def form_few(rows: RowBuilder, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]] | None:
     """Return the outputs (n, O) for few inputs, and their rows; None where the usual way is faster, or needed."""
-    leaves, n, entries = Leaves.of(rows.network), n_examples(x), rows.width * rows.network.n_parameters
-    if leaves is None:
+    leaves, n = Leaves.of(rows.network), n_examples(x)
+    way = None if leaves is None else _way(rows, n)
+    if leaves is None or way is None:
         return None
-    if n == 1 and rows.width > 1 and entries <= _AT_ONCE and "at once" not in rows.reasons and _maps_well(rows):
-        way, found = "at once", _at_once(rows, leaves, x)
-    elif n == 1 and rows.width <= _OUTPUTS and entries <= _ENTRIES:
-        way, found = "by output", _by_output(leaves, x)
-    elif n == 1 and 1 < rows.width <= _COPIES and rows.whole and rows.fits and rows.width * rows.operations > _FORWARD:
-        way, found = "mapped", _by_layers(rows, leaves, x, n, copied=False)
-    elif n * rows.width <= _COPIES and rows.whole and n * rows.width * rows.operations <= _OPERATIONS:
-        way, found = "by copies", _by_layers(rows, leaves, x, n, copied=True)
+    if way in ("at once", "by output"):
+        found = _at_once(rows, leaves, x) if way == "at once" else _by_output(leaves, x)
     else:
-        return None
+        found = _by_layers(rows, leaves, x, n, copied=way == "by copies")
     if found is None or not rows.is_due(way, n, _FIRST, _ONE_IN):
         return found
     plain = AutogradReference(rows.network, rows.function, x, y, 0, n, leaves)
-    return found if plain.agrees(*found, CHUNK_TOLERANCE) else None
+    if plain.agrees(*found, CHUNK_TOLERANCE):
+        return found
+    rows.reasons[way] = "its rows differ from those of plain differentiation"
+    return None
+
+
+def _way(rows: RowBuilder, n: int) -> str | None:
+    """Return the fastest way for so many inputs among those that have not failed yet; None for the usual one."""
+    width, entries = rows.width, rows.width * rows.network.n_parameters
+    failed = rows.reasons
+    if n == 1 and width > 1 and entries <= _AT_ONCE and "at once" not in failed and _maps_well(rows):
+        return "at once"
+    if n == 1 and width <= _OUTPUTS and entries <= _ENTRIES and "by output" not in failed:
+        return "by output"
+    if not rows.whole or n * width > _COPIES:
+        return None
+    if n == 1 and width > 1 and rows.fits and width * rows.operations > _FORWARD:
+        return None if "mapped" in failed else "mapped"
+    return "by copies" if n * width * rows.operations <= _OPERATIONS and "by copies" not in failed else None
 
 
 def _maps_well(rows: RowBuilder) -> bool:
@@ -73,11 +86,8 @@ def _at_once(rows: RowBuilder, leaves: Leaves, x: Any) -> tuple[Tensor, list[Pie
         values = leaves.outputs(map_leaves(ordinary, x)).flatten(1)
         if not values.requires_grad:
             return None
-        units = torch.eye(rows.width, dtype=values.dtype, device=values.device)
         try:
-            found = torch.autograd.grad(
-                values[0], leaves.tensors, units, is_grads_batched=True, allow_unused=True, materialize_grads=True
-            )
+            found = many_gradients(values[0], list(leaves.tensors), rows.width)
         except Exception as error:  # an operation whose derivative torch cannot map: there are other ways
             rows.reasons["at once"] = str(error)
             return None
@@ -108,11 +118,7 @@ def _by_layers(rows: RowBuilder, leaves: Leaves, x: Any, n: int, *, copied: bool
                 found = torch.autograd.grad(own, outputs, allow_unused=True, materialize_grads=True)
                 gradients = [part.unflatten(0, (n, width)) for part in found]
             else:
-                units = torch.eye(width, dtype=values.dtype, device=values.device)
-                found = torch.autograd.grad(
-                    values[0], outputs, units, is_grads_batched=True, allow_unused=True, materialize_grads=True
-                )
-                gradients = [part.transpose(0, 1) for part in found]
+                gradients = [part.transpose(0, 1) for part in many_gradients(values[0], outputs, width)]
         except Exception:  # a batch of this size, a map or the memory is too much for the network: take the usual way
             return None
     pieces: list[Piece] = []
