@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -58,3 +59,15 @@ def test_figure_and_table_of_a_report_have_its_times_and_residuals(tmp_path: Pat
     assert table["residual"].tolist() == list(report.residual)
     assert table["sweeps"].tolist() == list(report.sweeps_per_sample)
     assert table.index.name == "sample"
+
+
+@pytest.mark.parametrize(("package", "method"), [("pandas", "to_pandas"), ("matplotlib", "plot")])
+def test_a_package_that_is_missing_is_named_with_what_to_type(
+    package: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [package, *(name for name in sys.modules if name.startswith(f"{package}."))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    samples, probs = torch.zeros(4, 3, 2), torch.full((3, 2), 0.5)
+    prediction = nb.Prediction(samples.mean(0), samples.var(0), probs, samples, likelihood="classification")
+    with pytest.raises(ModuleNotFoundError, match=rf"{method}\(\) needs {package}.*: pip install {package}"):
+        getattr(prediction, method)()

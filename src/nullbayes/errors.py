@@ -6,8 +6,10 @@ from `NullBayesWarning`; the numbers that cause them are also in ``info`` and ``
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
+from collections.abc import Iterator
 
 _LIBRARIES = ("nullbayes", "contextlib", "torch")  # whose frames may lie between a warning and the user's code
 
@@ -70,6 +72,16 @@ class UnderfitWarning(NullBayesWarning):
 
 class UntrainedWarning(NullBayesWarning):
     """The network knows nothing about its training data: it is not trained, or its weights were not loaded."""
+
+
+@contextlib.contextmanager
+def optional(purpose: str) -> Iterator[None]:
+    """Say what to install, where a package is missing that is imported in this ``with`` block."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        msg = f"{purpose} needs {error.name}: pip install {error.name}"
+        raise ModuleNotFoundError(msg, name=error.name) from error
 
 
 def warn(message: str, category: type[Warning] = NullBayesWarning) -> None:

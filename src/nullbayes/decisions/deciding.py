@@ -91,7 +91,17 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
     if kind == COMBINED and posterior._familiar is None:
         msg = "Nothing is known of the features of the training data: fit again, or name another kind of score."
         raise NotFittedError(msg)
-    posterior._calibration = None
+    before, posterior._calibration = posterior._calibration, None
+    try:
+        posterior._calibration = _learned(posterior, loader, targets, kind, mask)
+    except BaseException:  # data that are refused leave what there was
+        posterior._calibration = before
+        raise
+    return self
+
+
+def _learned(posterior: Any, loader: Any, targets: Any, kind: str, mask: Mask) -> Calibration:
+    """Return what held-out data say about the scores and the errors of a posterior."""
     held = read(posterior, pieces(posterior, loader, targets), kind, mask)
     learned, ranked = held.split(learns=kind == COMBINED)
     combine, scores = None, held.columns[:, 0]
@@ -104,7 +114,7 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
     if held.position_scores is not None:
         by_position = best_position_kind(posterior, held.pool, mask, positions)
         column = positions.index(by_position)
-    posterior._calibration = Calibration(
+    return Calibration(
         kind=kind,
         statistics=statistics.names(posterior) if kind == COMBINED else (),
         combine=combine,
@@ -119,7 +129,6 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
         temperature=posterior.temperature,
         n_samples=posterior.n_samples,
     )
-    return self
 
 
 def calibration_of(self: Any) -> Calibration | None:

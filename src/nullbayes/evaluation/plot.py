@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nullbayes.errors import optional
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -23,8 +25,9 @@ _GREY = "#999999"
 
 def draw(evaluation: Evaluation) -> Figure:
     """Draw two panels for each set of strangers, and a third one in the first row if there are predictions."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with optional("plot()"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
     predicted = [row for row in evaluation.rows if row.reliability is not None]
     names, width = list(evaluation.n_strangers), 3 if predicted else 2

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nullbayes.errors import optional
 from nullbayes.evaluation.judging import LEVEL
 
 if TYPE_CHECKING:
@@ -226,7 +227,8 @@ def as_markdown(evaluation: Evaluation) -> str:
 
 def as_pandas(evaluation: Evaluation) -> pd.DataFrame:
     """Return a table with one row per method and score, and columns (set, figure)."""
-    import pandas as pd
+    with optional("to_pandas()"):
+        import pandas as pd
 
     values: dict[tuple[str, str], list[Any]] = {}
     for column in columns(evaluation):

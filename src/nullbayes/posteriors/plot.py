@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nullbayes.errors import optional
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -14,8 +16,9 @@ _COLOR, _LIMIT = "#2563a8", "#d9782d"
 
 def draw(report: FitReport) -> Figure:
     """Draw seconds by phase on the left, and residuals by sample with the tolerance on the right."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with optional("plot()"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9.0, 3.2), layout="constrained")
     FigureCanvasAgg(figure)

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from nullbayes.errors import CollapseWarning, UnderfitWarning, warn
+from nullbayes.errors import CollapseWarning, UnderfitWarning, optional, warn
 from nullbayes.likelihoods import Likelihood, Regression
 from nullbayes.posteriors import plot
 from nullbayes.posteriors.measured import Measured
@@ -163,7 +163,8 @@ class FitReport(Measured):
 
     def to_pandas(self) -> pd.DataFrame:
         """Return a table with one row per sample: its residual and its sweeps; the rest is in :meth:`to_dict`."""
-        import pandas as pd
+        with optional("to_pandas()"):
+            import pandas as pd
 
         index = pd.RangeIndex(self.n_samples, name="sample")
         return pd.DataFrame({"residual": self.residual, "sweeps": self.sweeps_per_sample}, index=index)
@@ -195,7 +196,7 @@ class FitReport(Measured):
         if promise.accuracy_network is not None and promise.accuracy_posterior is not None:
             nll += f", accuracy {promise.accuracy_network:.4f} -> {promise.accuracy_posterior:.4f}"
         apart = promise.apart_std / self.prior_precision**0.5
-        return f"{nll}; std of inputs like them at most {apart:.3g}"
+        return f"{nll}; rms std {apart:.3g} on some that a trial fit left out"
 
 
 def warn_of(report: FitReport, underfit_advice: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nullbayes.errors import SettingsError
+from nullbayes.errors import SettingsError, optional
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,8 +18,9 @@ _COLOR = "#2563a8"
 
 def draw(prediction: Prediction, n_inputs: int) -> Figure:
     """Draw classes as one panel per input, and numbers as one panel per output; other shapes are refused."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    with optional("plot()"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
     if prediction.mean.ndim != 2:
         msg = (

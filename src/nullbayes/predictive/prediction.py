@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nullbayes.errors import LikelihoodError, SettingsError
+from nullbayes.errors import LikelihoodError, SettingsError, optional
 from nullbayes.predictive import plot
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ class Prediction:
             class, its probability, and the probability of each class; for labels the probability of each, and whether
             it is at least one half. Outputs with more dimensions have one row per entry, and an index that locates it.
         """
-        import pandas as pd
+        with optional("to_pandas()"):
+            import pandas as pd
 
         arrays = {name: array for name, array in self.to_numpy().items() if name in ("mean", "std", "probs")}
         if self.noise is not None:
