@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.errors import UntrainedWarning
+from nullbayes.jacobian.opening import Guesses
 from support.drawing import randint, randn
 from support.posterior_fits import seeded
 
@@ -102,3 +103,41 @@ def test_one_fit_gives_one_warning() -> None:
             warnings.simplefilter("always")
             kind(model, "classification").fit(x, y)
         assert [warning.category for warning in caught].count(UntrainedWarning) == 1
+
+
+def test_a_network_trained_with_weights_of_the_classes_causes_none() -> None:
+    y = torch.zeros(300, dtype=torch.int64)
+    y[:6] = 1
+    alarm = y == 1
+    alarm[6:40] = True  # it finds all of the rare class, and takes many others for it
+    logits = torch.stack([torch.zeros(300), torch.where(alarm, 2.0, -2.0)], 1).double()
+    assert nn.functional.cross_entropy(logits, y) > frequencies(y)[0]
+    assert (logits.argmax(1) == y).double().mean() < frequencies(y)[1]
+    assert not found(logits, y)
+    assert found(logits.flip(1), y)  # which finds none of it
+
+
+def test_an_ignored_class_is_not_predicted_right() -> None:
+    logits, y = drawn(N, 4), random_labels(3, N) + 1
+    logits[:, 0] += 20.0  # it always says 0
+    y[: N // 2] = 0
+    assert found(logits, y, nb.likelihoods.Classification(ignore_index=0))
+
+
+def test_guesses_of_several_processes_are_joined() -> None:
+    likelihood = nb.likelihoods.Classification(class_dim=1)
+    logits, y = drawn(N, 3), random_labels(3, N)
+
+    def guessed(*parts: slice) -> Guesses:
+        made = Guesses()
+        for part in parts:
+            one = Guesses()
+            one.add(likelihood, logits[part], y[part])
+            made.join(one)
+        return made
+
+    with pytest.warns(UntrainedWarning) as whole:
+        guessed(slice(None)).check()
+    with pytest.warns(UntrainedWarning) as joined:
+        guessed(slice(20), slice(20, None)).check()
+    assert str(whole[0].message) == str(joined[0].message)

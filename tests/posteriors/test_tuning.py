@@ -220,6 +220,6 @@ def test_a_temperature_at_the_upper_edge_is_warned_of(wrong: str) -> None:
     x = torch.eye(3, dtype=torch.float64)[y] + 0.5 * randn(300, 3, generator=seeded(3), dtype=torch.float64)
     held = (x[100:], y[100:].roll(1) if wrong == "labels" else y[100:])
     posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:1], y[:1], 5, progress=False)
-    with pytest.warns(NullBayesWarning, match=r"near the upper edge of the search.*numbered in the same way"):
+    with pytest.warns(NullBayesWarning, match=r"The temperature is very high.*numbered in the same way"):
         posterior.tune(*held)
     assert posterior.temperature > 9.9

@@ -154,6 +154,8 @@ def as_text(evaluation: Evaluation) -> str:
         legend = f"* best method of its column, ties share it; {legend}"
     if any(row.intervals or any(found.intervals for found in row.strangers.values()) for row in evaluation.rows):
         legend += "; [,] 90 % interval over resampled examples"
+    if any(row.aurc is not None for row in evaluation.rows):
+        legend += "\nAURC: mean loss of the predictions that are kept while the score rejects the strangest inputs"
     return "\n\n".join([*(_block(names, block) for block in blocks), legend])
 
 

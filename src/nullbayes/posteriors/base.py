@@ -81,7 +81,7 @@ class SamplePosterior(ABC):
     def _check_fitted(self) -> Tensor:
         """Return the samples that are held, or refuse to go on without a fit."""
         if self._directions is None:
-            msg = f"{type(self).__name__} has no samples yet: call fit(loader) first."
+            msg = f"{type(self).__name__} is not fitted yet: call fit(loader) first."
             raise NotFittedError(msg)
         return self._directions
 

@@ -182,7 +182,7 @@ class NullSpacePosterior(SamplePosterior):
 
     def _need_measured(self) -> Measured:
         if self._measured is None:
-            msg = f"{type(self).__name__} has no samples yet: call fit(loader) first."
+            msg = f"{type(self).__name__} is not fitted yet: call fit(loader) first."
             raise NotFittedError(msg)
         return self._measured
 

@@ -166,8 +166,8 @@ def tuned(found: Answers) -> tuple[float, float]:
         warn(message)
     elif bounded and temperature > _TEMPERATURES[1] / _AROUND / 1.01:  # with a variance, half of the edge
         message = (
-            f"The temperature is {temperature:.3g}, near the upper edge of the search: on the held-out data the "
-            "network is no better than a guess, or far too sure of itself. Are they like the training data, with "
+            f"The temperature is very high, {temperature:.3g}: on the held-out data the network is hardly better than "
+            "a guess, or far too sure of itself. Are they like the training data, with "
             "inputs prepared and classes numbered in the same way? If the logits are just large, divide them: "
             "output_fn=lambda logits: logits / 100."
         )
