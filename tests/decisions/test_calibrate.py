@@ -42,7 +42,7 @@ def held(n: int = 100, seed: int = 1, task: Task = CLASSIFICATION) -> tuple[Tens
 
 def test_one_half_is_learned_from_and_the_other_ranked(posterior: Any) -> None:
     found = posterior.calibrate(*held(101)).calibration
-    assert (found.n_learned, len(found.scores), len(found.errors)) == (50, 51, 51)
+    assert (found.n_learned, len(found.scores), len(found.errors)) == (50, 51, 101)
     assert found.kind == "combined"
     distances = ("neighbour in the table", "neighbour 1", "neighbour 10", "neighbour 50")
     assert found.statistics == ("generalized_entropy", "energy", *distances, "log max_variance")
@@ -405,4 +405,4 @@ def test_regressions_are_calibrated_by_distances_and_variance() -> None:
     found = fitted(REGRESSION).calibrate(*held(task=REGRESSION)).calibration
     distances = ("neighbour in the table", "neighbour 1", "neighbour 10", "neighbour 50")
     assert found.statistics == (*distances, "log max_variance")
-    assert found.errors.shape == (50, 2)
+    assert found.errors.shape == (100, 2)

@@ -37,8 +37,8 @@ class Calibration:
     scores : Tensor (m,)
         Scores of the held-out examples that are ranked.
     errors : Tensor (k,) or (k, O), or None
-        How far predictions were from the targets of these examples, without those whose targets are ignored; None
-        without targets.
+        How far predictions were from the targets of all held-out examples, without those whose targets are ignored;
+        None without targets.
     position_kind : str
         The score of single positions, if outputs have positions; else empty.
     position_scores : Tensor (k,) or None

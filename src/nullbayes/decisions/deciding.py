@@ -61,7 +61,8 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
     One half of the data, at most 1,000 examples, is used to learn the combined score: it tells these examples from
     artificial strangers made of them, by a sum of standardized statistics (generalized entropy and energy, distances to
     the features of training examples, logarithm of the posterior's variance) with weights that are not negative. The
-    other examples are ranked by that score, and the rank of a new input among them is its p-value.
+    other examples are ranked by that score, and the rank of a new input among them is its p-value. Label sets and
+    intervals do not depend on the weights, so all examples count for them.
 
     Examples
     --------
@@ -121,7 +122,7 @@ def _learned(posterior: Any, loader: Any, targets: Any, kind: str, mask: Mask) -
         strangers=kinds,
         n_learned=len(learned),
         scores=scores[ranked].sort().values,
-        errors=_numbers(held.errors, ranked),
+        errors=_numbers(held.errors, slice(None)),  # of all: they do not depend on the weights
         position_kind=by_position,
         position_scores=None if held.position_scores is None else _numbers(held.position_scores[:, column], ranked),
         mask=_kind_of(mask),
@@ -342,11 +343,11 @@ def need_calibration(self: Any) -> Calibration:
     return found
 
 
-def _numbers(values: Tensor | None, ranked: Tensor) -> Tensor | None:
-    """Return the values of ranked examples, without those that have none, as where every position is ignored."""
+def _numbers(values: Tensor | None, which: Tensor | slice) -> Tensor | None:
+    """Return the values of some examples, without those that have none, as where every position is ignored."""
     if values is None:
         return None
-    values = values[ranked]
+    values = values[which]
     return values[~values.isnan().reshape(len(values), -1).any(1)]
 
 
