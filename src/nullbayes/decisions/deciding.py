@@ -273,7 +273,7 @@ def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Ten
     --------
     >>> import torch
     >>> import nullbayes as nb
-    >>> x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    >>> x = torch.randn(300, 2, generator=torch.Generator().manual_seed(1))
     >>> y = x[:, :1] + 0.1 * x.roll(7, 0)[:, 1:]
     >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.tensor([[1.0], [0.0]])})
     >>> posterior = nb.baselines.DiagonalLaplace(model, "regression").fit(x[:100], y[:100])
