@@ -136,13 +136,13 @@ def test_training_inputs_are_found_whatever_the_order_of_a_mapping_and_the_width
         return p["table"][tokens.long()].mean(1) * amounts
 
     generator = torch.Generator().manual_seed(0)
-    model = nb.as_module(forward, {"table": torch.randn(30, 3, generator=generator)})
-    tokens, amounts = torch.randint(30, (50, 4), generator=generator), torch.rand(50, 1, generator=generator)
+    model = nb.as_module(forward, {"table": randn(30, 3, generator=generator)})
+    tokens, amounts = randint(30, (50, 4), generator=generator), randn(50, 1, generator=generator)
     posterior = nb.baselines.MAP(model).fit([{"tokens": tokens, "amounts": amounts, "labels": tokens[:, 0] % 3}])
     for same in (
         {"tokens": tokens, "amounts": amounts},
         {"amounts": amounts, "tokens": tokens},
-        {"amounts": amounts.double().numpy(), "tokens": tokens.int().numpy()},
+        {"amounts": amounts.double().cpu().numpy(), "tokens": tokens.int().cpu().numpy()},
     ):
         with pytest.raises(DataError, match="50 of the 50 held-out inputs are training data"):
             posterior.calibrate(same, kind="energy")
