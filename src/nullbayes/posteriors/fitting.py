@@ -152,6 +152,11 @@ def _within(rows: JacobianRows, plan: FitPlan) -> JacobianRows:
     return jacobian
 
 
+def agreed(prepared: Prepared, measured: Measured) -> Measured:
+    """Return what the first process has measured, where processes divide the parameters and predict together."""
+    return prepared.jacobian.network.group.first(lambda: measured)
+
+
 def draw(
     prepared: Prepared,
     noise: Noise,
@@ -178,8 +183,9 @@ def draw(
             measured = merged(before.measured, measured)
             directions = torch.cat([before.directions, directions])
         if measured.promise is not None:
-            closed = measured.precision("optimal", prepared.jacobian.network.theta)
+            closed = measured.precision("optimal", prepared.jacobian.network.whole.theta)
             kept = inspected(measured.promise, prepared.jacobian, directions, closed, noise.seed)
             measured = replace(measured, promise=kept)
     measured = timed(measured, *slowest(prepared.request.group, meter))
+    measured = agreed(prepared, measured)
     return Fitted(directions, measured, projection.info.outcome is Outcome.INTERRUPTED)

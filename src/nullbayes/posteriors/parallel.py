@@ -1,4 +1,4 @@
-"""What the processes of a fit share: the training data or the samples; a process by itself shares nothing."""
+"""What the processes of a fit share: training data, samples or parameters; a process by itself shares nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from nullbayes.distributed import Group, resolve
-from nullbayes.errors import NullBayesWarning
+from nullbayes.errors import DistributedError, NullBayesWarning, SettingsError
+from nullbayes.jacobian.division import divide
+from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.jacobian.sharding import Shard
 from nullbayes.likelihoods import Likelihood
@@ -102,7 +104,7 @@ def one_voice(group: Group) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the processes of a fit share: the training data, the samples, or nothing."""
+    """What the processes of a fit share: the training data, the samples, the parameters, or nothing."""
 
     what: str | None
     group: Group
@@ -119,6 +121,31 @@ def sharing(parallel: str | None) -> Iterator[Shared]:
     group = resolve(parallel)
     with one_voice(group):
         yield Shared(parallel, group)
+
+
+def network_of(network: Network, shared: Shared) -> Network:
+    """Return the network of all parameters, or of those of this process, where processes divide the parameters."""
+    whole = network.whole
+    if shared.what != "parameters" or shared.group.size == 1:
+        return whole
+    _check_same(shared.group, whole.fingerprint(), "networks", "load the same state_dict in every process")
+    return whole.part(divide(whole.sizes, shared.group))
+
+
+def refuse_checkpoint(network: Network, checkpoint: object) -> None:
+    """Refuse a checkpoint where each process has the state of some parameters only."""
+    if checkpoint is not None and network.division is not None:
+        msg = (
+            'checkpoint=... is not offered with parallel="parameters": leave it out. Samples can be saved in between: '
+            "fit(loader, 8), save, then extend(8) and save again."
+        )
+        raise SettingsError(msg)
+
+
+def _check_same(group: Group, mine: str, what: str, advice: str) -> None:
+    if len(set(group.gather(mine))) > 1:
+        msg = f'The processes have different {what}: with parallel="parameters" {advice}.'
+        raise DistributedError(msg)
 
 
 def request(
@@ -138,6 +165,9 @@ def request(
         network, batch_fn = kind.args[0], kind.keywords["batch_fn"]
         data = Shard(data, batch_fn, network.device, shared.group, dtype=network.dtype)
     rows = open_rows(kind, data, likelihood, tuned=tuned)
+    if shared.what == "parameters":
+        advice = "pass all data in every process, without a DistributedSampler"
+        _check_same(shared.group, rows.examples.fingerprint(), "data", advice)
     samples = shared.group if shared.what == "samples" else None
     return FitRequest(rows, n_samples, projector, tolerance, memory_limit, samples)
 

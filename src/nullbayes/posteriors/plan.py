@@ -42,7 +42,7 @@ class FitRequest:
     @property
     def group(self) -> Group:
         """The processes of the fit, whatever they share."""
-        return self.rows.examples.group if self.samples is None else self.samples
+        return self.rows.group if self.samples is None else self.samples
 
 
 @dataclass(frozen=True)
