@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from nullbayes.distributed import ALONE, Group
-from nullbayes.errors import InputError, ModelError, NullBayesError
+from nullbayes.errors import InputError, ModelError, NullBayesError, SettingsError
 from nullbayes.hashing import fingerprint
 from nullbayes.jacobian.batches import described, leaves, map_leaves, n_examples, same_form, take_examples
 from nullbayes.jacobian.division import Division
@@ -110,6 +110,15 @@ class Network:
     def group(self) -> Group:
         """The processes that divide the parameters among them: this one alone, unless this is a :meth:`part`."""
         return ALONE if self.division is None else self.division.group
+
+    def check_whole(self) -> None:
+        """Refuse to copy or export a posterior if other processes have a part of its parameters."""
+        if self.division is not None:
+            msg = (
+                "Other processes have a part of this posterior's parameters: call posterior.save(path) in all of them, "
+                "and nb.load(path, model) for one that has all parameters."
+            )
+            raise SettingsError(msg)
 
     def own_columns(self, flat: Tensor) -> Tensor:  # (*, all P) -> (*, P)
         """Return the part of flat vectors that belongs to the parameters of this process."""

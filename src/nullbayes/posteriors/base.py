@@ -77,7 +77,7 @@ class SamplePosterior(ABC):
 
     @property
     def directions(self) -> Tensor:
-        """The directions (S, P), without the prior precision; of the parameters of this process, if they are divided."""
+        """The directions (S, P), without the prior precision; if parameters are divided, those of this process."""
         return self._check_fitted()
 
     def _check_fitted(self) -> Tensor:

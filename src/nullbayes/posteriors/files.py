@@ -84,19 +84,10 @@ def shallow_copy(self: T) -> T:
 
 def deep_copy(self: T, memo: dict[int, Any]) -> T:
     """Return another posterior with a model of its own; functions are the same."""
-    _check_whole(self)
-    state: Any = self.__getstate__()
+    posterior: Any = self
+    posterior._network.check_whole()
+    state = posterior.__getstate__()
     return _with_state(type(self), copy.deepcopy(state, memo))
-
-
-def _check_whole(posterior: Any) -> None:
-    """Refuse to copy a posterior of which other processes have the rest."""
-    if posterior._network.division is not None:
-        msg = (
-            "Other processes have a part of this posterior's parameters: call posterior.save(path) in all processes, "
-            "and nb.load(path, model) for a copy that has all of them."
-        )
-        raise SettingsError(msg)
 
 
 def _with_state(kind: type[T], state: Mapping[str, Any]) -> T:
@@ -107,7 +98,7 @@ def _with_state(kind: type[T], state: Mapping[str, Any]) -> T:
 
 def reduced(self: Any, protocol: Any) -> Any:
     """Return what pickle takes along; refuse functions that it cannot name, where a file would do."""
-    _check_whole(self)
+    self._network.check_whole()
     given = {"likelihood": self._asked, "batch_fn": self._batch_fn, "output_fn": self._network.output_fn}
     for name, function in given.items():
         try:
