@@ -86,7 +86,7 @@ def check_fits(several: list[dict[str, Any]], names: tuple[str, ...]) -> None:
 
 def close(found: Any, expected: Any, name: str) -> None:
     """Compare what a fit leaves behind, except for what depends on the number of processes."""
-    for what in ("directions", "sampled"):
+    for what in ("directions", "sampled", "features"):
         torch.testing.assert_close(found[what], expected[what], rtol=1e-5, atol=1e-6, msg=f"{name}: {what}")
     for what in ("mean", "variance", "probs", "samples"):
         one, other = (getattr(answers["prediction"], what) for answers in (expected, found))
@@ -175,8 +175,8 @@ def check_refusals(found: dict[str, str], rank: int) -> None:
     assert "holds NaN or Inf in its inputs" in found["nan"]
     assert "inputs hold NaN or Inf" in found["nan later"]
     assert ("Process 1: " in found["nan"]) == ("Process 1: " in found["nan later"]) == (rank != 1)
-    assert "different data" in found["part of the data"]
-    assert "without a DistributedSampler" in found["part of the data"]
+    assert "takes one part in 2 of the examples" in found["part of the data"]
+    assert "different data" in found["other data"]
     assert "different networks" in found["other network"]
     assert "1 tensors, which 2 processes cannot divide" in found["few tensors"]
     assert "leave it out" in found["checkpoint"]

@@ -72,7 +72,9 @@ def fitted(kind: str, parallel: str | None, **options: Any) -> dict[str, Any]:
     del report["seconds"], report["peak_memory"], report["reason"]
     scores = {score: made.ood_score(NEW, score) for score in made.scores if score != "combined"}
     labels = data()[1] if kind != "regression" else torch.zeros(len(NEW), 3, dtype=torch.float64)
+    assert made._familiar is not None
     return {
+        "features": made._familiar.features,
         "directions": made._network.all_columns(made.directions),
         "report": report,
         "prediction": made.predict(NEW),
@@ -151,6 +153,7 @@ def refusals(rank: int) -> dict[str, str]:
         "nan": fit(train=(with_nan if rank else x, y)),
         "nan later": refusal(lambda: made.predict(with_nan if rank else x)),
         "part of the data": fit(train=DataLoader(pairs, batch_size=5, sampler=sampler)),
+        "other data": fit(train=(x[rank:], y[rank:])),
         "other network": fit(other),
         "few tensors": fit(nn.Linear(5, 3, bias=False).double()),
         "checkpoint": fit(checkpoint="never"),

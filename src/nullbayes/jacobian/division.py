@@ -12,6 +12,8 @@ from torch import Tensor
 from nullbayes.distributed import ALONE, Group
 from nullbayes.errors import SettingsError
 from nullbayes.limits import RowCosts
+from nullbayes.linalg.columns import DividedRows
+from nullbayes.linalg.rows import Rows
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,10 @@ class Division:
     def sizes(self) -> list[int]:
         """The number of columns of each part."""
         return [b - a for (_, a), (_, b) in pairwise(self.edges)]
+
+    def joined(self, rows: Rows) -> Rows:
+        """Return the rows of all parameters, given those of this process."""
+        return DividedRows(rows, self.group)
 
     def heaviest(self, own: RowCosts) -> RowCosts:
         """Return what rows cost in the process that has most of them, given what they cost here."""

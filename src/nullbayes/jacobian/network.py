@@ -92,9 +92,13 @@ class Network:
         vars(self).update(state, lock=threading.RLock(), cache={})
 
     def part(self, division: Division) -> Network:
-        """Return the same function of the parameters that one process has in a division; all others stay fixed."""
+        """Return the same function of the parameters that one process has in a division; all others stay fixed.
+
+        It shares the module and its lock, so that hooks see the calls of both.
+        """
         first, last = division.tensors
-        other = copy.copy(self)
+        other = object.__new__(Network)
+        vars(other).update(vars(self), cache={})
         other.names, other.shapes = self.names[first:last], self.shapes[first:last]
         other.sizes = self.sizes[first:last]
         other.theta, other.n_parameters = self.theta[division.columns], sum(other.sizes)

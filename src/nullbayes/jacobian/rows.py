@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nullbayes.distributed import Group
 from nullbayes.errors import SettingsError
 from nullbayes.jacobian.autograd import RowFunction
 from nullbayes.jacobian.checks import check_rows
@@ -21,7 +20,6 @@ from nullbayes.jacobian.products import compare_modes, product_examples, pull_ra
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.likelihoods import Likelihood
 from nullbayes.limits import OutOfMemory, RowCosts, Storage, attempt, forming_room, limits, pushed_bytes
-from nullbayes.linalg.columns import DividedRows
 from nullbayes.linalg.held import HeldBlock, HeldRows, StreamedBlock
 from nullbayes.linalg.matrix_free import ProductBlock
 from nullbayes.linalg.pieces import Piece, normal_flops
@@ -150,14 +148,8 @@ class JacobianRows(Rows):
             formed.storage = storage
         else:
             own = self.keep(half=storage == "half", host=storage == "host")
-        if self.network.group.size > 1:
-            return DividedRows(own, self.network.group)
-        return self.examples.joined(own)
-
-    @property
-    def group(self) -> Group:
-        """The processes that the rows belong to, whatever these divide among them."""
-        return self.examples.group if self.network.division is None else self.network.group
+        division = self.network.division
+        return self.examples.joined(own) if division is None else division.joined(own)
 
     def on(self, examples: Examples) -> JacobianRows:
         """Return the rows of some of the examples, without looking at network and data again."""

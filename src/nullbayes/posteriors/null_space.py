@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import FileError, NotFittedError
-from nullbayes.jacobian.network import Network
 from nullbayes.posteriors import extending, fitting, preparing, variances
 from nullbayes.posteriors.arguments import Base, data_and_count, lost
 from nullbayes.posteriors.base import SamplePosterior
@@ -147,7 +146,7 @@ class NullSpacePosterior(SamplePosterior):
             warn_of(self.report, self._underfit_advice)
         return self
 
-    def _kind(self, network: Network) -> RowKind:
+    def _kind(self, network: Any) -> RowKind:
         return partial(self._row_kind, network, batch_fn=self._batch_fn, **self._row_options)
 
     def _take(self, fitted: fitting.Fitted) -> None:
