@@ -217,9 +217,11 @@ def test_a_plan_for_divided_parameters_says_what_each_process_holds() -> None:
     assert (plan.n_rows, plan.n_parameters, plan.processes, plan.parameters_each) == (60, 363, 2, 200)
     assert "of at most 200 parameters in each process" in str(plan)
     assert plan.peak_bytes < one.peak_bytes
-    tall = nb.plan(network(), tuple(part.repeat(10, *(1,) * (part.ndim - 1)) for part in data()), 18, processes=2,
-                   parallel="parameters")  # fmt: skip
-    assert "A⊤A is never formed" in tall.reason
+    for times, projector in ((7, nb.projectors.ExactDual), (10, nb.projectors.Krylov)):  # more rows than parameters
+        many = tuple(part.repeat(times, *(1,) * (part.ndim - 1)) for part in data())
+        tall = nb.plan(network(), many, 18, processes=2, parallel="parameters")
+        assert isinstance(tall.projector, projector)
+        assert "A⊤A is never formed" in tall.reason
     with pytest.raises(nb.errors.SettingsError, match='must be "data" or "parameters"'):
         nb.plan(network(), data(), parallel="samples")
 

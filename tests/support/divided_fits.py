@@ -91,7 +91,7 @@ FITS: dict[str, tuple[str, dict[str, Any]]] = {
     "outputs in blocks": ("outputs", {"projector": FINE}),
     "losses in blocks": ("losses", {"projector": FINE}),
     "regression": ("regression", {}),
-    "formed again": ("outputs", {"projector": FINE, "memory_limit": 2**20}),
+    "formed again": ("losses", {"projector": FINE, "memory_limit": 24_000}),  # by itself, the first could hold its rows
 }
 
 
