@@ -158,11 +158,19 @@ def check_story(n: int, folder: Path) -> None:
     longer, exact = posterior("outputs", n_samples=16, projector=FINE), one.functional_variance(NEW[:2], exact=True)
     held_out = torch.randn(60, 5, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     one.calibrate(held_out, (held_out[:, 0] > 0).long())
+    p_values, sampled, samples = one.p_value(NEW), one.predict(NEW, pred_type="sampled"), one.predict(NEW).samples
+    one.tune(held_out, (held_out[:, 0] > 0).long())
+    few = posterior("outputs", n_samples=4, projector=FINE).predict(NEW).samples
     for rank, found in enumerate(several):
-        torch.testing.assert_close(found["prediction"].samples, one.predict(NEW).samples, rtol=1e-5, atol=1e-8)
+        torch.testing.assert_close(found["prediction"].samples, samples, rtol=1e-5, atol=1e-8)
         torch.testing.assert_close(found["prediction"].samples, loaded.predict(NEW).samples)
         assert found["repr"] == repr(one)
-        torch.testing.assert_close(found["p-values"], one.p_value(NEW))
+        torch.testing.assert_close(found["p-values"], p_values)
+        torch.testing.assert_close(found["in the model"], sampled.samples[1], rtol=1e-5, atol=1e-8)
+        assert found["tuned"] == pytest.approx((one.prior_precision, one.temperature), rel=1e-4)
+        assert found["memory"]["calls"] == {"build": 2, "predict": 3}, "again with half of the blocks and of the inputs"
+        assert "memory ran out" in found["memory"]["notes"][0]
+        torch.testing.assert_close(found["memory"]["samples"], few, rtol=1e-5, atol=1e-8)
         torch.testing.assert_close(found["exact"], exact, rtol=1e-5, atol=1e-10)
         torch.testing.assert_close(found["loaded"], longer.directions, rtol=1e-5, atol=1e-6)
         check_refusals(found, rank)
@@ -170,7 +178,7 @@ def check_story(n: int, folder: Path) -> None:
 
 def check_refusals(found: dict[str, str], rank: int) -> None:
     assert "call posterior.predict(x) itself" in found["apart"]
-    for what in ("copied", "pickled"):
+    for what in ("copied", "pickled", "exported"):
         assert "posterior.save(path) in all of them" in found[what], what
     assert 'prepare(..., parallel="parameters")' in found["alone"]
     assert "holds NaN or Inf in its inputs" in found["nan"]

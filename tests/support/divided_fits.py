@@ -14,6 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import nullbayes as nb
 from nullbayes.distributed import resolve
+from nullbayes.integrations.export import export
 from nullbayes.linalg.columns import DividedRows
 from nullbayes.projectors import Alternating, ExactDual, Krylov, Projector
 from support.joint_fits import blocks_chosen, data, network, posterior, refusal
@@ -120,17 +121,48 @@ def story(rank: int, path: str) -> dict[str, Any]:
     outcome: dict[str, Any] = {"prediction": made.predict(NEW), "repr": repr(made)}
     made.calibrate(held_out, (held_out[:, 0] > 0).long())
     outcome["p-values"] = made.p_value(NEW)
+    with made.sampled_parameters(1) as model:
+        outcome["in the model"] = model(NEW).detach()
     again = made.release().prepare(x, y, projector=FINE, parallel="parameters")
     outcome["exact"] = again.functional_variance(NEW[:2], exact=True)
     loaded = nb.load(path, made._network.model).prepare(x, y, projector=FINE, parallel="parameters").extend(2)
     outcome["loaded"] = loaded._network.all_columns(loaded.directions)
     outcome |= {
         "apart": refusal(lambda: nb.in_parallel(made.predict, NEW)),
+        "exported": refusal(lambda: export(made, NEW[:2])),
         "copied": refusal(lambda: copy.deepcopy(made)),
         "pickled": refusal(lambda: torch.save(made, io.BytesIO())),
         "alone": refusal(lambda: made.prepare(x, y)),
     }
+    tuned = made.tune(held_out, (held_out[:, 0] > 0).long())
+    outcome["tuned"] = tuned.prior_precision, tuned.temperature
+    outcome["memory"] = short_of_memory(rank)
     return outcome | refusals(rank)
+
+
+def short_of_memory(rank: int) -> dict[str, Any]:
+    """A fit and a prediction in which one process runs out of memory once."""
+    import nullbayes.posteriors.fitting as fitting
+    import nullbayes.predictive.outputs as outputs
+
+    kept, calls = (fitting.build, outputs.sample_outputs), {"build": 0, "predict": 0}
+
+    def once(what: str, work: Any) -> Any:
+        def short(*arguments: Any) -> Any:
+            calls[what] += 1
+            if rank == 1 and calls[what] == 1:
+                raise MemoryError
+            return work(*arguments)
+
+        return short
+
+    fitting.build, outputs.sample_outputs = once("build", kept[0]), once("predict", kept[1])
+    try:
+        made = posterior("outputs", n_samples=4, projector=FINE, parallel="parameters")
+        samples = made.predict(NEW).samples
+    finally:
+        fitting.build, outputs.sample_outputs = kept
+    return {"calls": calls, "notes": made.report.notes, "samples": samples}
 
 
 def refusals(rank: int) -> dict[str, str]:
