@@ -12,9 +12,22 @@ import torch
 import nullbayes as nb
 from nullbayes.distributed import Group
 from nullbayes.jacobian.division import divide
-from nullbayes.posteriors.arguments import normal
+from nullbayes.posteriors.arguments import Noise, normal
 from nullbayes.testing import kernel_projector
-from support.divided_fits import DUAL, FINE, FITS, MATRICES, NEW, divided, everything, fits, noise, planned, story
+from support.divided_fits import (
+    DUAL,
+    FINE,
+    FITS,
+    MATRICES,
+    NEW,
+    based,
+    divided,
+    everything,
+    fits,
+    noise,
+    planned,
+    story,
+)
 from support.joint_fits import data, network, posterior
 from support.joint_work import noise_for
 from support.projector_table import CASES
@@ -129,14 +142,11 @@ def test_four_processes_fit_the_posterior_of_one() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 4])
-def test_noise_is_the_same_for_any_number_of_processes(n: int) -> None:
-    network_alone = nb.OutputJacobian(network(), [data()]).network
-    seed = posterior("outputs", n_samples=4, projector=FINE)._need_measured().seed
-    drawn = normal(network_alone, seed, 0, 4)
-    bias = slice(-3, None)  # which alone changes the outputs of an input of zeros, together with the last weights
-    for found in together(noise, n):
-        assert torch.equal(found[:, :200], drawn[:, :200]), "weights of the first layer, which see zeros"
-        assert not torch.equal(found[:, bias], drawn[:, bias])
+def test_noise_is_the_same_bits_for_any_number_of_processes(n: int) -> None:
+    whole = nb.OutputJacobian(network(), [data()]).network
+    for plain, other in together(noise, n):
+        assert torch.equal(plain, Noise(None, 5).draw(whole, 3, 4))
+        assert torch.equal(other, Noise(based, 5).draw(whole, 3, 4))
 
 
 @pytest.mark.slow

@@ -15,7 +15,10 @@ from torch.utils.data.distributed import DistributedSampler
 import nullbayes as nb
 from nullbayes.distributed import resolve
 from nullbayes.integrations.export import export
+from nullbayes.jacobian.division import divide
+from nullbayes.jacobian.network import Network
 from nullbayes.linalg.columns import DividedRows
+from nullbayes.posteriors.arguments import Noise
 from nullbayes.projectors import Alternating, ExactDual, Krylov, Projector
 from support.joint_fits import blocks_chosen, data, network, posterior, refusal
 from support.joint_work import noise_for
@@ -106,10 +109,16 @@ def everything(rank: int, kinds: tuple[str, ...], names: tuple[str, ...]) -> tup
     return divided(rank, kinds), fits(rank, "parameters", names)
 
 
-def noise(rank: int) -> Tensor:
-    """The noise that a fit projects, as a whole: with one row that hardly matters, samples are that noise."""
-    x, y = data()
-    return fitted("outputs", "parameters", fitted_to=(0.0 * x[:1], y[:1]), n_samples=4)["directions"]
+def noise(rank: int) -> tuple[Tensor, Tensor]:
+    """The noise of samples 3 to 6 as the processes draw it together: N(0, I), and that of a base distribution."""
+    whole = Network(network())
+    part = whole.part(divide(whole.sizes, resolve("parameters")))
+    drawn = [Noise(base, 5).draw(part, 3, 4) for base in (None, based)]
+    return part.all_columns(drawn[0]), part.all_columns(drawn[1])
+
+
+def based(n: int, generator: torch.Generator) -> dict[str, Tensor]:
+    return {name: torch.randn(n, *p.shape, generator=generator) for name, p in network().named_parameters()}
 
 
 def story(rank: int, path: str) -> dict[str, Any]:
