@@ -63,7 +63,7 @@ def prepare(
         kind = posterior._kind(network)
         asked = request(kind, data, posterior._likelihood, shared, n, projector, rtol, memory_limit)
         check_same_data(asked.rows, measured)
-        if posterior._network.division is None:
+        if posterior._network.division is None and network.division is not None:
             posterior._directions = network.own_columns(posterior.directions).clone()
         posterior._network = network
         posterior.release()._likelihood = asked.rows.likelihood
