@@ -15,6 +15,7 @@ import socket
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
@@ -129,6 +130,15 @@ class Group:
             raise
         self._shake_hands()
 
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Let each process do something else during a ``with`` block, in which it may exchange nothing."""
+        token = _apart.set(True)
+        try:
+            yield
+        finally:
+            _apart.reset(token)
+
     def attempt(self, work: Callable[[], T]) -> T | limits.OutOfMemory:
         """Return what ``work`` returns; if memory runs out in any process, the error, in all of them."""
 
@@ -144,6 +154,12 @@ class Group:
 
     def _shake_hands(self, size: int = 0) -> None:
         """Tell the others what comes next; raise their error, or one that says that they are out of step."""
+        if _apart.get():
+            msg = (
+                "nb.in_parallel gives each process other inputs, but the processes divide the parameters of this "
+                "posterior and predict the same inputs together: call posterior.predict(x) itself in all of them."
+            )
+            raise SettingsError(msg)
         said = self._exchange(_place(), size)
         if any(place == _FAILED for place, _ in said):
             failures = self._gathered(None)
@@ -180,6 +196,7 @@ class Group:
 
 
 ALONE = Group()
+_apart = ContextVar("apart", default=False)  # whether the processes do different things, and must not exchange anything
 
 
 def _place() -> int:
@@ -278,7 +295,7 @@ def resolve(parallel: str | None) -> Group:
 
     Parameters
     ----------
-    parallel : "data", "samples" or None
+    parallel : "data", "samples", "parameters" or None
         As for ``fit``.
 
     Returns
@@ -298,8 +315,8 @@ def resolve(parallel: str | None) -> Group:
     """
     if parallel is None:
         return ALONE
-    if parallel not in ("samples", "data"):
-        msg = f'parallel must be "samples", "data" or None, not {parallel!r}.'
+    if parallel not in ("data", "samples", "parameters"):
+        msg = f'parallel must be "data", "samples", "parameters" or None, not {parallel!r}.'
         raise SettingsError(msg)
     if not (dist.is_available() and dist.is_initialized()):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:

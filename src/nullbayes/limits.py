@@ -119,6 +119,9 @@ class RowCosts:
     normal_flops: float  # of the normal matrix of all rows
     example_bytes: int = 0  # temporary bytes per example while its rows are formed; 0 if they need not be
     processes: int = 1  # that have as many rows each
+    all_rows: int = 0  # of all processes; 0 if there are no others
+    column_parts: int = 1  # processes that have as many columns each
+    all_columns: int = 0  # of all processes; 0 if there are no others
 
     @property
     def gram_flops(self) -> float:

@@ -32,9 +32,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_two_processes_write_the_posterior_of_one(folder: Path) -> None:
+@pytest.mark.parametrize("parallel", ["data", "parameters"])
+def test_two_processes_write_the_posterior_of_one(folder: Path, parallel: str) -> None:
     one = run(folder, *FIT, "-o", "one.safetensors")
-    two = run(folder, *FIT, "-o", "two.safetensors", processes=2)
+    two = run(folder, *FIT, "-o", "two.safetensors", "--parallel", parallel, processes=2)
     assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
     assert two.stdout.count("projector") == one.stdout.count("projector")
     assert two.stderr.count("The posterior is in two.safetensors") == 1

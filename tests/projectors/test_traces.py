@@ -3,15 +3,20 @@
 import pytest
 import torch
 
+import nullbayes as nb
 from nullbayes.projectors.stopping import mean_and_error, traces
 from support.projector_table import gaussian
+
+
+def rows_of(noise: torch.Tensor) -> nb.Rows:
+    return nb.DenseRows(torch.ones(1, noise.shape[1]))
 
 
 @pytest.mark.parametrize(("size", "rank"), [(5, 1), (30, 10), (30, 29), (30, 30), (30, 0)])
 def test_estimate_of_the_trace_is_unbiased_and_never_above_the_size(size: int, rank: int) -> None:
     basis = torch.linalg.qr(gaussian(size, size)).Q[:, :rank]
     noise = gaussian(20_000, size, seed=1) * 10 ** gaussian(20_000, 1, seed=2)  # any length will do
-    estimates = traces(noise, noise @ basis @ basis.T)
+    estimates = traces(rows_of(noise), noise, noise @ basis @ basis.T)
     assert estimates.dtype == torch.float64
     assert estimates.min() >= -1e-12
     assert estimates.max() <= size * (1 + 1e-12)
@@ -23,12 +28,13 @@ def test_estimate_of_the_trace_is_unbiased_and_never_above_the_size(size: int, r
 def test_estimate_holds_for_maps_that_are_not_projections() -> None:
     values = gaussian(1, 40)[0].sigmoid()
     noise = gaussian(20_000, 40, seed=1)
-    estimates = traces(noise.float(), noise.float() * values.float())
+    estimates = traces(rows_of(noise), noise.float(), noise.float() * values.float())
     assert float(estimates.mean()) == pytest.approx(float(values.sum()), rel=0.01)
 
 
 def test_zero_noise_has_a_trace_of_zero() -> None:
-    assert torch.equal(traces(torch.zeros(2, 5), torch.zeros(2, 5)), torch.zeros(2, dtype=torch.float64))
+    zeros = torch.zeros(2, 5)
+    assert torch.equal(traces(rows_of(zeros), zeros, zeros), torch.zeros(2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("rank", [0, 3, 10, 20])

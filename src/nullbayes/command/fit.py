@@ -22,7 +22,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples (default: %(default)s)")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="from which a fit that was killed goes on")
     parser.add_argument(
-        "--parallel", choices=("data", "samples"),
+        "--parallel", choices=("data", "samples", "parameters"),
         help="what the processes of torchrun share (default: data; nothing in a single process)",
     )  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the posterior, .safetensors")
@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace, console: Console, group: nb.distributed.Gr
     if calibrating is not None:
         console.say("Calibrating with held-out data.")
         posterior.calibrate(calibrating)
-    if group.rank == 0:
+    if group.rank == 0 or options.parallel == "parameters":  # whose samples are collected from all processes
         posterior.save(output)
     calibration = posterior.calibration
     text = folded(str(posterior.report) + ("" if calibration is None else f"\n{_ranked(calibration)}"), 18)

@@ -17,6 +17,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         "--processes", type=shared.positive, default=1, metavar="N",
         help="for a fit by torchrun with so many processes (default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--parallel", choices=("data", "parameters"), default="data",
+        help="what these processes share (default: %(default)s)",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace, console: Console) -> int:
@@ -34,6 +38,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         parameters=options.parameters,
         tolerance=options.tolerance,
         processes=options.processes,
+        parallel=options.parallel,
         **shared.functions(options),
     )
     console.result(folded(str(found), 13), found.to_dict())

@@ -161,6 +161,7 @@ def export(
         msg = f"score must be one of {', '.join(scores_of(likelihood))}, not {kind!r}{hint}."
         raise SettingsError(msg)
     network.check_unchanged()
+    network.check_whole()
     x = to_device(as_tensors(example_inputs, network.dtype), network.device)
     network.check_form(x)
     if n_examples(x) < 2:

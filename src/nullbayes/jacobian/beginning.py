@@ -27,19 +27,19 @@ class Beginning(NamedTuple):
 
 
 class Expected(Examples):
-    """Examples of which only the first can be read, to plan with: so many in each process of a group."""
+    """Examples of which only the first can be read, to plan with: so many, spread over the processes of a group."""
 
     def __init__(self, beginning: Examples, n_examples: int, group: Group = ALONE) -> None:
         self.device, self._beginning, self._n_examples, self.group = beginning.device, beginning, n_examples, group
 
     def __len__(self) -> int:
-        """Return the number of examples of a process."""
-        return self._n_examples
+        """Return the largest number of examples of a process."""
+        return -(-self._n_examples // self.group.size)
 
     @property
     def n_all(self) -> int:
         """The number of examples of all processes."""
-        return self._n_examples * self.group.size
+        return self._n_examples
 
     def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
         """Return some of the first examples."""

@@ -221,6 +221,16 @@ def _refuse(model: nn.Module) -> None:
     if isinstance(model, torch.jit.ScriptModule):
         msg = "The model is a TorchScript module, whose parameters cannot be varied: pass the nn.Module it came from."
         raise ModelError(msg)
+    divided = next((name for name, p in model.named_parameters() if hasattr(p, "full_tensor")), None)  # DTensor
+    if divided is not None:
+        msg = (
+            f"Parameter {divided!r} is divided over processes (a DTensor of FSDP2 or tensor parallelism), and a "
+            "posterior needs a model that each process has as a whole: with torch.distributed.checkpoint.state_dict, "
+            "own = build(); own.load_state_dict(get_model_state_dict(model, "
+            "options=StateDictOptions(full_state_dict=True))). The posterior itself can be divided, "
+            'fit(..., parallel="parameters").'
+        )
+        raise ModelError(msg)
     for name, layer in model.named_modules():
         if any(nn.parameter.is_lazy(p) for p in layer.parameters(recurse=False)):
             msg = (

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from nullbayes.errors import InputError, ModelError, NullBayesError
+from nullbayes.distributed import ALONE, Group
+from nullbayes.errors import InputError, ModelError, NullBayesError, SettingsError
 from nullbayes.hashing import fingerprint
 from nullbayes.jacobian.batches import described, leaves, map_leaves, n_examples, same_form, take_examples
+from nullbayes.jacobian.division import Division
 from nullbayes.jacobian.modules import HALF, Places, evaluation_copy, select_parameters, tensors_of, unwrapped
 from nullbayes.jacobian.modules import Selection as Selection
 from nullbayes.limits import is_out_of_memory
@@ -42,6 +44,9 @@ class Network:
     output_fn : callable, optional
         Takes the outputs out of what the model returns; by default its only tensor, or the one called "logits".
     """
+
+    _whole: Network | None = None  # of which this is a part
+    division: Division | None = None  # of the parameters among processes, of which this has a part
 
     def __init__(self, model: nn.Module, parameters: Selection = None, output_fn: OutputFn | None = None) -> None:
         if not isinstance(model, nn.Module):
@@ -85,6 +90,47 @@ class Network:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore the state, with a lock and a cache of its own."""
         vars(self).update(state, lock=threading.RLock(), cache={})
+
+    def part(self, division: Division) -> Network:
+        """Return the same function of the parameters that one process has in a division; all others stay fixed.
+
+        It shares the module and its lock, so that hooks see the calls of both.
+        """
+        first, last = division.tensors
+        other = object.__new__(Network)
+        vars(other).update(vars(self), cache={})
+        other.names, other.shapes = self.names[first:last], self.shapes[first:last]
+        other.sizes = self.sizes[first:last]
+        other.theta, other.n_parameters = self.theta[division.columns], sum(other.sizes)
+        other._whole, other.division, other.forward_mode = self, division, None
+        return other
+
+    @property
+    def whole(self) -> Network:
+        """The network as a function of all parameters that vary, also of those that other processes have."""
+        return self._whole or self
+
+    @property
+    def group(self) -> Group:
+        """The processes that divide the parameters among them: this one alone, unless this is a :meth:`part`."""
+        return ALONE if self.division is None else self.division.group
+
+    def check_whole(self) -> None:
+        """Refuse to copy or export a posterior if other processes have a part of its parameters."""
+        if self.division is not None:
+            msg = (
+                "Other processes have a part of this posterior's parameters: call posterior.save(path) in all of them, "
+                "and nb.load(path, model) for one that has all parameters."
+            )
+            raise SettingsError(msg)
+
+    def own_columns(self, flat: Tensor) -> Tensor:  # (*, all P) -> (*, P)
+        """Return the part of flat vectors that belongs to the parameters of this process."""
+        return flat if self.division is None else flat[..., self.division.columns]
+
+    def all_columns(self, flat: Tensor) -> Tensor:  # (*, P) -> (*, all P)
+        """Return flat vectors of all parameters, of which each process has a part."""
+        return self.group.join(flat, dim=-1)
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:  # (*, P) -> named (*, shape)
         """Split a flat vector, or a batch of them, into named parameters."""
@@ -168,8 +214,9 @@ class Network:
 
     def outputs(self, x: Any) -> Tensor:  # (n, ...)
         """Evaluate the network at its trained parameters."""
+        whole = self.whole  # so that all processes get the same bits
         with torch.no_grad(), differentiable():  # as for derivatives
-            return self(self.theta, x)
+            return whole(whole.theta, x)
 
     def check_unchanged(self) -> None:
         """Refuse a model whose parameters or buffers have changed since the posterior was made."""

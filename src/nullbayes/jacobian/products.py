@@ -62,8 +62,18 @@ def linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tenso
     r"""Return :math:`f(\theta, x)` and :math:`J(x)\,v` for each vector.
 
     By forming the rows of :math:`J(x)`, a backward pass an output, or by forward mode, a pass a vector: whichever is
-    less work. A row costs about as much as one and a half vectors.
+    less work. A row costs about as much as one and a half vectors. Where processes divide the parameters, each has its
+    part of the vectors, and all get the sum, and the outputs of the first.
     """
+    own, changes = _linearized(network, x, vectors)
+    if network.group.size == 1:
+        return own, changes
+    first = own if network.group.rank == 0 else torch.zeros_like(own)
+    total = network.group.sum(torch.cat([first[None], changes]))
+    return total[0], total[1:]
+
+
+def _linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tensor]:
     without = False
     if not _rows_are_cheaper(network, x, len(vectors)) and _has_forward_mode(network, x):
         try:

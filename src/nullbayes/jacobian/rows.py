@@ -148,7 +148,8 @@ class JacobianRows(Rows):
             formed.storage = storage
         else:
             own = self.keep(half=storage == "half", host=storage == "host")
-        return self.examples.joined(own)
+        division = self.network.division
+        return self.examples.joined(own) if division is None else division.joined(own)
 
     def on(self, examples: Examples) -> JacobianRows:
         """Return the rows of some of the examples, without looking at network and data again."""
@@ -158,13 +159,13 @@ class JacobianRows(Rows):
         return other
 
     def costs(self, storage: Storage = "device") -> RowCosts:
-        """Return what the rows cost where they are stored that way; of several processes, those that have most."""
+        """Return what the rows cost where they are stored that way; of several processes, in the one that has most."""
         outlines, n = self._layers.example_pieces, self.examples.n_most
         stored = [piece.halved() for piece in outlines] if storage == "half" else outlines
         pieces = tuple(piece.costs() for piece in stored)
         held = 0 if storage in ("recompute", "matrix_free") else n * sum(piece.n_bytes for piece in pieces)
         factors = [f for piece in outlines for f in piece.factors(self.rows_per_example)]
-        return RowCosts(
+        own = RowCosts(
             n * self.rows_per_example,
             *self._shape[1:],
             storage=storage,
@@ -174,7 +175,9 @@ class JacobianRows(Rows):
             normal_flops=n * normal_flops(factors),
             example_bytes=self._layers.example_bytes,
             processes=self.examples.group.size,
+            all_rows=self.examples.n_all * self.rows_per_example,
         )
+        return own if self.network.division is None else self.network.division.heaviest(own)
 
     @property
     def numbers_per_row(self) -> int:
@@ -238,8 +241,8 @@ class JacobianRows(Rows):
         return product_examples(self.device, n_vectors, self.working_bytes // self._pushed_bytes)
 
     def examples_within(self, n_vectors: int) -> int:
-        """Return how many examples, with ``n_vectors`` vectors each, fit in the working bytes."""
-        return max(1, self.working_bytes // self._pushed_bytes // n_vectors)
+        """Return how many examples, with ``n_vectors`` vectors each, fit in the working bytes of every process."""
+        return min(self.network.group.gather(max(1, self.working_bytes // self._pushed_bytes // n_vectors)))
 
     def _chunks(self, n_vectors: int, first: int, last: int) -> Iterable[tuple[int, int]]:
         return self.examples.ranges(self.product_examples(n_vectors), first, last)

@@ -45,6 +45,11 @@ class JointRows(Rows):
         """The number of processes."""
         return self.group.size
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are no other processes."""
+        return self.group.size == 1
+
     def cuts(self, block_rows: int) -> tuple[tuple[int, int], ...]:
         """Cut the rows of this process into blocks; they are numbered as in the whole matrix."""
         own = self.own.cuts(block_rows) if self.own.n_rows else ()

@@ -29,6 +29,7 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
 
     Cost: two products per vector, and :math:`O(k^2 P)` operations to orthogonalize.
     """
+    rows.check_whole("A basis of a Krylov space")
     p, eps = rows.n_columns, torch.finfo(rows.dtype).eps
     width = min(limits(rows.device).lanczos_vectors, -(-size // 4))  # at least a few steps
     basis = torch.zeros(size, p + _WATCHED, dtype=rows.dtype, device=rows.device)

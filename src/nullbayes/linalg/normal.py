@@ -18,6 +18,7 @@ from nullbayes.linalg.rows import Rows
 
 def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) -> (P, P)
     """Return ``A.T @ diag(scale)² @ A``, in float64."""
+    rows.check_whole("The normal matrix A⊤A")
     result = torch.zeros(rows.n_columns, rows.n_columns, dtype=torch.float64, device=rows.device)
     sizes = limits(rows.device)
     working_bytes = min(rows.working_bytes, sizes.normal_bytes)

@@ -177,6 +177,36 @@ class Rows(ABC):
         """The number of processes that the rows are spread over."""
         return 1
 
+    def total_columns(self, part: Tensor) -> Tensor:
+        """Return a sum over all columns, of which ``part`` is the sum over those that this process has.
+
+        Processes may divide the columns. Vectors are then as long as the columns of this process, and their products,
+        lengths and inner products are sums that go through here.
+        """
+        return part
+
+    def vector_lengths(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S,)
+        """Return the length of each vector, in float64."""
+        squares = torch.stack([vector.double().square().sum() for vector in vectors])  # one at a time is widened
+        return self.total_columns(squares).sqrt()
+
+    @property
+    def n_all_columns(self) -> int:
+        """The number of columns of all processes."""
+        return self.n_columns
+
+    def own_columns(self, vectors: Tensor) -> Tensor:  # (S, all columns) -> (S, P)
+        """Return the part of vectors that belongs to the columns of this process."""
+        return vectors
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process has all rows and all columns."""
+        return True
+
+    def check_whole(self, what: str) -> None:  # noqa: B027 - these rows have all columns
+        """Refuse a method that needs all columns in one process."""
+
     def gram(self, dtype: torch.dtype) -> Tensor:  # (R, R)
         """Return the Gram matrix of all rows, accumulated in ``dtype``."""
         return self.block(0, self.n_rows).gram(dtype)
@@ -236,8 +266,9 @@ class Rows(ABC):
         """Return the Frobenius norm of the matrix, estimated once from four Gaussian vectors; copies share it."""
         if self._frobenius is None:
             generator = torch.Generator().manual_seed(0x6E756C6C)  # a seed that no user is likely to choose
-            probes = torch.randn(4, self.n_columns, generator=generator, dtype=torch.float64, device="cpu")
-            self._frobenius = float(self.norms(probes.to(self.device, self.dtype)).square().mean().sqrt())
+            probes = torch.randn(4, self.n_all_columns, generator=generator, dtype=torch.float64, device="cpu")
+            own = self.own_columns(probes).to(self.device, self.dtype)
+            self._frobenius = float(self.norms(own).square().mean().sqrt())
         return self._frobenius
 
     @full_precision()

@@ -201,12 +201,17 @@ def factor_normal(form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: fl
         shift *= 4.0
 
 
-def largest_growth(apply: Callable[[Tensor], Tensor], start: Tensor, steps: int = 8) -> float:  # (S, n) -> (S, n)
+def largest_growth(
+    apply: Callable[[Tensor], Tensor],  # (S, n) -> (S, n)
+    start: Tensor,
+    steps: int = 8,
+    length: Callable[[Tensor], Tensor] = lambda vectors: vectors.norm(dim=1),  # (S, n) -> (S,)
+) -> float:
     """Return the most that a linear map lengthens a vector, by the power method from a few start vectors."""
     vectors, growth, tiny = start, 1.0, torch.finfo(start.dtype).tiny
     for _ in range(steps):
-        vectors = apply(vectors / vectors.norm(dim=1, keepdim=True).clamp_min(tiny))
-        growth = float(vectors.norm(dim=1).max())
+        vectors = apply(vectors / length(vectors).clamp_min(tiny).to(vectors.dtype)[:, None])
+        growth = float(length(vectors).max())
     return growth
 
 

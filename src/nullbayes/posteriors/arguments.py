@@ -100,11 +100,13 @@ def normal(network: Network, seed: int, start: int, n: int, size: int | None = N
     """Draw samples ``start`` to ``start + n`` on the CPU, each with a generator of its own.
 
     A sample depends only on the seed and on its number, not on the device or on how many samples are drawn with it.
+    Where processes divide the parameters, each draws all numbers of a sample and keeps its own.
     """
 
     def one(i: int) -> Tensor:
-        generator = torch.Generator().manual_seed((seed + i) % _SEEDS)
-        return torch.randn(size or network.n_parameters, generator=generator, dtype=network.dtype, device="cpu")
+        generator, n = torch.Generator().manual_seed((seed + i) % _SEEDS), size or network.whole.n_parameters
+        drawn = torch.randn(n, generator=generator, dtype=network.dtype, device="cpu")
+        return drawn if size else network.own_columns(drawn).clone()
 
     return torch.stack([one(start + i) for i in range(n)])
 
@@ -119,14 +121,16 @@ def based(network: Network, base: Base, seed: int, start: int, n: int) -> Tensor
             "there are no more to extend with."
         )
         raise SettingsError(msg)
-    flat = network.flatten(base) if isinstance(base, Mapping) else base
-    if flat.shape != (n, network.n_parameters):
+    whole = network.whole
+    flat = whole.flatten(base) if isinstance(base, Mapping) else base
+    if flat.shape != (n, whole.n_parameters):
         msg = (
             f"The base distribution gave shape {tuple(flat.shape)}; "
-            f"needed is ({n}, {network.n_parameters}): samples, parameters."
+            f"needed is ({n}, {whole.n_parameters}): samples, parameters."
         )
         raise SettingsError(msg)
-    return torch.cat([flat.detach().to("cpu", network.dtype), normal(network, seed, _SEEDS // 2 + start, PROBES)])
+    own = network.own_columns(flat.detach()).to("cpu", network.dtype)
+    return torch.cat([own, normal(network, seed, _SEEDS // 2 + start, PROBES)])
 
 
 @dataclass(frozen=True)

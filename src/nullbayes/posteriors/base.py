@@ -64,7 +64,9 @@ class SamplePosterior(ABC):
     def __repr__(self) -> str:
         """Show the likelihood, and the numbers of parameters and samples."""
         samples = "" if self._directions is None else f", {len(self._directions)} samples"
-        return f"{type(self).__name__}({self._likelihood.name}, {self._network.n_parameters:,} parameters{samples})"
+        return (
+            f"{type(self).__name__}({self._likelihood.name}, {self._network.whole.n_parameters:,} parameters{samples})"
+        )
 
     # --- samples ------------------------------------------------------------------------------------------------------
 
@@ -75,7 +77,7 @@ class SamplePosterior(ABC):
 
     @property
     def directions(self) -> Tensor:
-        """The directions (S, P), without the prior precision."""
+        """The directions (S, P), without the prior precision; if parameters are divided, those of this process."""
         return self._check_fitted()
 
     def _check_fitted(self) -> Tensor:
@@ -124,14 +126,16 @@ class SamplePosterior(ABC):
         >>> posterior.sample(3)["weight"].shape
         torch.Size([3, 1, 4])
         """
-        return self._network.unflatten(self._network.theta + self._deviations(n, least=1))
+        network = self._network
+        return network.whole.unflatten(network.whole.theta + network.all_columns(self._deviations(n, least=1)))
 
     sampled_parameters = predictions.sampled_parameters
 
     def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
         """Return the tensors of the model that sample ``i`` replaces."""
-        flat: Tensor = self._network.theta + self.directions[i] / self.prior_precision**0.5
-        return self._network.unflatten(flat)
+        network = self._network
+        deviation = network.all_columns(self.directions[i]) / self.prior_precision**0.5
+        return network.whole.unflatten(network.whole.theta + deviation)
 
     # --- predictions --------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ T = TypeVar("T")
 def save(self: Any, path: str | os.PathLike[str]) -> None:
     """Write samples, settings and a fingerprint of the model to a safetensors file, without the model itself.
 
-    The file is written atomically: an earlier one stays until the new one is complete. A symbolic link is kept.
+    The file is written atomically: an earlier one stays until the new one is complete. A symbolic link is kept. Where
+    processes divide the parameters, all of them call it, and the first collects the samples in host memory and writes.
 
     Parameters
     ----------
@@ -47,12 +48,20 @@ def save(self: Any, path: str | os.PathLike[str]) -> None:
     ...     nb.load(f"{folder}/posterior.safetensors", model).n_samples
     10
     """
+    with self._network.group.together():
+        _save(self, path)
+
+
+def _save(self: Any, path: str | os.PathLike[str]) -> None:
     self._check_fitted()
     self._network.check_unchanged()
     rule, network, likelihood = self._precision_rule, self._network, self._likelihood
+    directions = self.directions if network.division is None else network.division.collected(self.directions)
+    if network.group.rank:
+        return
     header = {
         "kind": type(self).__name__,
-        "parameters": list(zip(network.names, network.shapes, strict=True)),
+        "parameters": list(zip(network.whole.names, network.whole.shapes, strict=True)),
         "fingerprint": network.fingerprint(),
         "prior_precision": self.prior_precision,
         "precision_rule": rule if isinstance(rule, str) else "",
@@ -65,7 +74,7 @@ def save(self: Any, path: str | os.PathLike[str]) -> None:
     }
     header["familiar"], remembered = familiar.to_file(self._familiar)
     header["calibration"], ranked = calibration.to_file(self._calibration)
-    io.save(path, {"directions": self.directions, **self._tensors(), **remembered, **ranked}, header)
+    io.save(path, {"directions": directions, **self._tensors(), **remembered, **ranked}, header)
 
 
 def shallow_copy(self: T) -> T:
@@ -75,7 +84,9 @@ def shallow_copy(self: T) -> T:
 
 def deep_copy(self: T, memo: dict[int, Any]) -> T:
     """Return another posterior with a model of its own; functions are the same."""
-    state: Any = self.__getstate__()
+    posterior: Any = self
+    posterior._network.check_whole()
+    state = posterior.__getstate__()
     return _with_state(type(self), copy.deepcopy(state, memo))
 
 
@@ -87,6 +98,7 @@ def _with_state(kind: type[T], state: Mapping[str, Any]) -> T:
 
 def reduced(self: Any, protocol: Any) -> Any:
     """Return what pickle takes along; refuse functions that it cannot name, where a file would do."""
+    self._network.check_whole()
     given = {"likelihood": self._asked, "batch_fn": self._batch_fn, "output_fn": self._network.output_fn}
     for name, function in given.items():
         try:

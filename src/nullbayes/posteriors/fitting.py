@@ -23,11 +23,12 @@ from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.measure import Prepared as Prepared
 from nullbayes.posteriors.measure import measure
 from nullbayes.posteriors.measured import Measured, merged, timed
-from nullbayes.posteriors.parallel import project, slowest
+from nullbayes.posteriors.parallel import slowest
 from nullbayes.posteriors.plan import FitPlan, FitRequest, make_plan, within_memory
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
-from nullbayes.projectors import Outcome
+from nullbayes.posteriors.shared_samples import project_some
+from nullbayes.projectors import Outcome, Projection
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,19 @@ def _within(rows: JacobianRows, plan: FitPlan) -> JacobianRows:
     return jacobian
 
 
+def project(prepared: Prepared, noise: Tensor, bar: Progress, store: Checkpoint | None) -> Projection:  # (S, P)
+    """Project noise; where processes share the samples, each projects some of them, and all get all."""
+    projector, group = prepared.plan.projector, prepared.request.samples
+    if group is not None:
+        return project_some(group, prepared, noise, bar, store)
+    return projector.apply(prepared.state, noise, callback=bar.sweeps(projector.rtol), store=store)
+
+
+def agreed(prepared: Prepared, measured: Measured) -> Measured:
+    """Return what the first process has measured, where processes divide the parameters and predict together."""
+    return prepared.jacobian.network.group.first(lambda: measured)
+
+
 def draw(
     prepared: Prepared,
     noise: Noise,
@@ -178,8 +192,9 @@ def draw(
             measured = merged(before.measured, measured)
             directions = torch.cat([before.directions, directions])
         if measured.promise is not None:
-            closed = measured.precision("optimal", prepared.jacobian.network.theta)
+            closed = measured.precision("optimal", prepared.jacobian.network.whole.theta)
             kept = inspected(measured.promise, prepared.jacobian, directions, closed, noise.seed)
             measured = replace(measured, promise=kept)
     measured = timed(measured, *slowest(prepared.request.group, meter))
+    measured = agreed(prepared, measured)
     return Fitted(directions, measured, projection.info.outcome is Outcome.INTERRUPTED)

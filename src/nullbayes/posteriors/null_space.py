@@ -17,7 +17,7 @@ from nullbayes.posteriors import extending, fitting, preparing, variances
 from nullbayes.posteriors.arguments import Base, data_and_count, lost
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.measured import REPORT, Measured, from_header
-from nullbayes.posteriors.parallel import RowKind, request, sharing
+from nullbayes.posteriors.parallel import RowKind, network_of, refuse_checkpoint, request, sharing
 from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.precision import full_precision
 from nullbayes.projectors import Projector
@@ -87,12 +87,13 @@ class NullSpacePosterior(SamplePosterior):
             same samples, bit by bit, on the same machine. The file is removed at the end of the fit.
         progress : bool
             Show a progress bar, on a terminal.
-        parallel : "data", "samples" or None
+        parallel : "data", "samples", "parameters" or None
             What the processes that ``torchrun`` has started share, after ``nb.distributed.init()``. All of them call
             ``fit`` with the same arguments, and all get the same posterior. "data": each reads a part of the training
             data and holds the rows of that part; pass all data, or a loader that a DistributedSampler has divided.
             "samples": each reads all data and projects some of the samples, which are the same bits for any number of
-            processes. None: this process fits a posterior by itself, whatever others do.
+            processes. "parameters": each reads all data, and has the directions of some parameters; then all processes
+            also predict, score and save together. None: this process fits a posterior by itself, whatever others do.
 
         Returns
         -------
@@ -116,9 +117,19 @@ class NullSpacePosterior(SamplePosterior):
         rtol = self._tolerance if tolerance is None else tolerance
         tuned = held_out is not None
         with sharing(parallel) as shared:
+            self._network = network_of(self._network, shared)
+            refuse_checkpoint(self._network, checkpoint)
             self._prepared, fitted = fitting.fit(
                 lambda: request(
-                    self._kind(), data, self._asked, shared, n_samples, projector, rtol, memory_limit, tuned=tuned
+                    self._kind(self._network),
+                    data,
+                    self._asked,
+                    shared,
+                    n_samples,
+                    projector,
+                    rtol,
+                    memory_limit,
+                    tuned=tuned,
                 ),
                 self._network.device,
                 base,
@@ -135,13 +146,13 @@ class NullSpacePosterior(SamplePosterior):
             warn_of(self.report, self._underfit_advice)
         return self
 
-    def _kind(self) -> RowKind:
-        return partial(self._row_kind, self._network, batch_fn=self._batch_fn, **self._row_options)
+    def _kind(self, network: Any) -> RowKind:
+        return partial(self._row_kind, network, batch_fn=self._batch_fn, **self._row_options)
 
     def _take(self, fitted: fitting.Fitted) -> None:
         """Hold the samples of a fit, and what was measured on them."""
         self._directions, self._measured, self._exact = fitted.directions, fitted.measured, None
-        self._kernel_dimension = fitted.measured.dimension(self._network.n_parameters)[0]
+        self._kernel_dimension = fitted.measured.dimension(self._network.whole.n_parameters)[0]
         if isinstance(self._precision_rule, str):
             self._precision = None  # a new estimate of the rank gives another
 
@@ -171,14 +182,14 @@ class NullSpacePosterior(SamplePosterior):
     @property
     def report(self) -> FitReport:
         """What the fit measured, at the prior precision in use."""
-        measured, size = self._need_measured(), self._network.n_parameters
+        measured, size = self._need_measured(), self._network.whole.n_parameters
         weights = {} if self._calibration is None else self._calibration.weights
         return FitReport.of(measured, size, self.prior_precision, self._likelihood, self._precision_rule, weights)
 
     functional_variance = variances.functional_variance
 
     def _resolve_precision(self, rule: str | float) -> float:
-        return self._need_measured().precision(rule, self._network.theta)
+        return self._need_measured().precision(rule, self._network.whole.theta)
 
     def _need_measured(self) -> Measured:
         if self._measured is None:

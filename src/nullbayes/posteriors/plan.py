@@ -42,7 +42,10 @@ class FitRequest:
     @property
     def group(self) -> Group:
         """The processes of the fit, whatever they share."""
-        return self.rows.examples.group if self.samples is None else self.samples
+        if self.samples is not None:
+            return self.samples
+        network, examples = self.rows.network, self.rows.examples
+        return examples.group if network.division is None else network.group
 
 
 @dataclass(frozen=True)

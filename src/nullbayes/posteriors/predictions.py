@@ -54,12 +54,13 @@ def evaluate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the network's outputs (N, ...), the centred changes by directions (S, N, ...), and the targets."""
     outputs, changes, targets = [], [], []
-    for x, y in parts:
-        own, change = linearized(network, x, directions)
-        likelihood.check(own, y)
-        outputs.append(own)
-        changes.append(centred(change))
-        targets.append(y)
+    with network.group.together():
+        for x, y in parts:
+            own, change = linearized(network, x, directions)
+            likelihood.check(own, y)
+            outputs.append(own)
+            changes.append(centred(change))
+            targets.append(y)
     return joined(outputs), torch.cat(changes, dim=1), torch.cat(targets)
 
 
@@ -185,8 +186,9 @@ def predict(
         msg = "n_samples must be at least 2 to speak of a variance, not 1; sample(1) gives the parameters of one."
         raise SettingsError(msg)
     options = {"pred_type": pred_type, "link": link_approx, "batch_fn": self._batch_fn, "mask": mask}
-    root = self.prior_precision**0.5
-    return predictive.predict(self._network, self._likelihood, x, self._first(n_samples), root=root, **options)
+    root, network = self.prior_precision**0.5, self._network
+    with network.group.together():
+        return predictive.predict(network, self._likelihood, x, self._first(n_samples), root=root, **options)
 
 
 @contextlib.contextmanager

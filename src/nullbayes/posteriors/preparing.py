@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from nullbayes.errors import DataError
+from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.posteriors.fitting import build
 from nullbayes.posteriors.measured import Measured
-from nullbayes.posteriors.parallel import request, sharing
+from nullbayes.posteriors.parallel import network_of, request, sharing
 from nullbayes.posteriors.plan import make_plan, within_memory
 from nullbayes.posteriors.progress import Meter
 from nullbayes.projectors import Projector
@@ -54,10 +54,18 @@ def prepare(
     posterior: Any = self
     measured, data = posterior._need_measured(), loader if targets is None else (loader, targets)
     posterior._network.check_unchanged()
-    rtol, n, kind = measured.tolerance if tolerance is None else tolerance, posterior.n_samples, posterior._kind()
+    rtol, n = measured.tolerance if tolerance is None else tolerance, posterior.n_samples
     with sharing(parallel) as shared:
+        network = network_of(posterior._network, shared)
+        if posterior._network.division is not None and network.division is None:
+            msg = 'The processes divide the parameters of this posterior: prepare(..., parallel="parameters").'
+            raise SettingsError(msg)
+        kind = posterior._kind(network)
         asked = request(kind, data, posterior._likelihood, shared, n, projector, rtol, memory_limit)
         check_same_data(asked.rows, measured)
+        if posterior._network.division is None and network.division is not None:
+            posterior._directions = network.own_columns(posterior.directions).clone()
+        posterior._network = network
         posterior.release()._likelihood = asked.rows.likelihood
         meter = Meter(asked.rows.device)
         posterior._prepared = within_memory(asked, make_plan(asked), lambda plan: build(asked, plan, meter))

@@ -13,6 +13,7 @@ from nullbayes.distributed import Group
 from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.batches import BatchFn, is_array
 from nullbayes.jacobian.beginning import Expected, read_beginning
+from nullbayes.jacobian.division import expected
 from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn
@@ -37,6 +38,7 @@ def plan(
     output_fn: OutputFn | None = None,
     tolerance: float | None = None,
     processes: int = 1,
+    parallel: str = "data",
 ) -> Plan:
     """Return the projector that a fit would use, the reason, and an estimate of its memory and time.
 
@@ -47,7 +49,9 @@ def plan(
     loss : bool
         Plan for the loss-projected posterior.
     processes : int
-        The number of processes of a fit with ``parallel="data"``: the plan says what each of them holds.
+        The number of processes of a fit by ``torchrun``: the plan says what each of them holds.
+    parallel : "data" or "parameters"
+        What these processes share. With "samples" each does what a process by itself does.
 
     Returns
     -------
@@ -78,12 +82,17 @@ def plan(
     if processes < 1:
         msg = f"processes must be at least 1, not {processes}."
         raise SettingsError(msg)
+    if parallel not in ("data", "parameters"):
+        msg = f'parallel must be "data" or "parameters" here, not {parallel!r}; with "samples" leave processes out.'
+        raise SettingsError(msg)
     kind, default = (LossJacobian, LOSS_TOLERANCE) if loss else (OutputJacobian, TOLERANCE)
     network = Network(model, parameters, output_fn)
+    if parallel == "parameters" and processes > 1:
+        network, processes = network.part(expected(network.sizes, processes)), 1
     beginning = read_beginning(loader, batch_fn, network.device, network.dtype)
     first = kind(network, beginning.examples, likelihood)
     group = Group(size=processes)
-    rows = first.on(Expected(beginning.examples, -(-beginning.n_examples // processes), group))
+    rows = first.on(Expected(beginning.examples, beginning.n_examples, group))
     chosen = functools.partial(
         choose,
         memory_limit=memory_limit_bytes(memory_limit, rows.device),
@@ -94,7 +103,7 @@ def plan(
     seconds = found.seconds + _BESIDE
     for inside, _ in split(rows, 0):
         if inside:
-            trial = Expected(beginning.examples, -(-len(inside) // processes), group)
+            trial = Expected(beginning.examples, len(inside), group)
             with contextlib.suppress(SettingsError):  # a trial that does not fit has a smaller plan of its own
                 seconds += chosen(first.on(trial), n_samples=SAMPLES).seconds
     note = f"planned for about {beginning.n_examples:,} examples, by the length of the loader"

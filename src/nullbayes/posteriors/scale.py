@@ -66,10 +66,10 @@ def optimize_prior_precision(self: Any, loader: Any = None, method: str = "nll")
 
 def _best_precision(posterior: Any, method: str, loader: Any) -> float:
     if method == "closed_form":
-        closed: float = posterior._need_measured().closed_form(posterior._network.theta)
+        closed: float = posterior._need_measured().closed_form(posterior._network.whole.theta)
         return closed
     if method == "marglik":
-        return best_evidence(posterior._network, posterior._likelihood, posterior._batch_fn, loader)
+        return best_evidence(posterior._network.whole, posterior._likelihood, posterior._batch_fn, loader)
     found = answers_on(posterior._likelihood, *posterior._evaluate(loader, _CONFIDENT))
     if method == "grid":
         return best_of_grid(lambda alpha: -found.nll(alpha))

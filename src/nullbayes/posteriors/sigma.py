@@ -108,9 +108,9 @@ def _whitened(rows: JacobianRows, fitted: Regression, scale: Tensor) -> tuple[Sm
 def smoother(rows: Rows, theta: Tensor) -> Smoother:  # (P,)
     """Return the spectrum of the rows and their image of the parameters, exactly if a side is small, else estimated."""
     r, p = rows.n_rows, rows.n_columns
-    if min(r, p) > _DENSE:
+    if min(r, rows.n_all_columns) > _DENSE or (r > _DENSE and p < rows.n_all_columns):
         return _by_quadrature(rows, theta)
-    if r <= p:
+    if r <= p or p < rows.n_all_columns:
         values, vectors = torch.linalg.eigh(rows.gram(torch.float64))
         values = values.clamp_min(0.0)
         alive = values > r * torch.finfo(torch.float64).eps * values[-1]

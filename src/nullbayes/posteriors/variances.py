@@ -43,6 +43,11 @@ def scoring(self: Any) -> Scoring:
 @full_precision()
 def relative_variance(self: Any, x: Any, per: str, mask: Mask) -> Tensor:  # (N,) or (N, ...) in [0, 1]
     """Return the variance of the projected noise over that of the same noise before its projection."""
+    with self._network.group.together():
+        return _relative_variance(self, x, per, mask)
+
+
+def _relative_variance(self: Any, x: Any, per: str, mask: Mask) -> Tensor:
     if self._base is not None:
         msg = f'"{RELATIVE}" is known for noise N(0, I) only, not for a base distribution: use "max_variance".'
         raise SettingsError(msg)
@@ -103,7 +108,8 @@ def functional_variance(self: Any, x: Any, *, exact: bool = False) -> Tensor:
         raise SettingsError(msg)
     if self._exact is None:
         self._exact = ExactVariances(prepared, self._need_measured())
-    variance: Tensor = self._exact(x, self._batch_fn) / self.prior_precision
+    with self._network.group.together():
+        variance: Tensor = self._exact(x, self._batch_fn) / self.prior_precision
     return variance
 
 
@@ -119,7 +125,9 @@ class ExactVariances:
         self.network = prepared.jacobian.network
         self.projector, self.state = prepared.plan.projector, prepared.state
         few = min(_REPLAYED, len(measured.residual))
-        row_bytes = self.network.n_parameters * self.network.dtype.itemsize
+        division = self.network.division
+        longest = self.network.n_parameters if division is None else max(division.sizes)
+        row_bytes = longest * self.network.dtype.itemsize
         self.at_once = max(few, prepared.jacobian.working_bytes // (_VECTORS * row_bytes))
         noise = normal(self.network, measured.seed, 0, few)
         stopped = not measured.converged and measured.projector == type(self.projector).__name__
@@ -154,5 +162,5 @@ class ExactVariances:
                 share * self.projector.apply_transposed(self.state, schedule, some).square().sum(1)
                 for share, schedule in self.schedules
             ]
-            parts.append(torch.stack(squares).sum(0))
+            parts.append(self.network.group.sum(torch.stack(squares).sum(0)))
         return torch.cat(parts).view(rows.shape[:-1])

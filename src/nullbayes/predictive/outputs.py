@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ from nullbayes.jacobian.loaders import as_loader, check_order
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Classification, Likelihood
-from nullbayes.limits import give_back, is_out_of_memory
+from nullbayes.limits import OutOfMemory
 from nullbayes.predictive.prediction import Prediction
 
 PRED_TYPES = ("linearized", "sampled")
@@ -55,7 +56,8 @@ def sample_outputs(
         return outputs, centred(change / root)
     if pred_type == "sampled":
         with torch.no_grad():
-            samples = torch.stack([network(network.theta + direction / root, x) for direction in directions])
+            whole, each = network.whole, (network.all_columns(direction) for direction in directions)
+            samples = torch.stack([whole(whole.theta + direction / root, x) for direction in each])
         return samples.mean(0), samples - samples.mean(0)
     msg = f"pred_type must be one of {', '.join(PRED_TYPES)}, not {pred_type!r}."
     raise SettingsError(msg)
@@ -188,12 +190,11 @@ def default_link(pred_type: str) -> str:
 def _in_halves(network: Network, x: Any, directions: Tensor, pred_type: str, root: float) -> tuple[Tensor, Tensor]:
     """Call `sample_outputs`, with half of the inputs at a time if memory runs out."""
     size = n_examples(x)
-    try:
-        return sample_outputs(network, x, directions, pred_type, root)
-    except (RuntimeError, MemoryError) as error:
-        if size == 1 or not is_out_of_memory(error):
-            raise
-    give_back()
+    found = network.group.attempt(partial(sample_outputs, network, x, directions, pred_type, root))
+    if not isinstance(found, OutOfMemory):
+        return found
+    if size == 1:
+        raise found.error
     halves = (take_examples(x, 0, size // 2), take_examples(x, size // 2, size))
     (first, a), (second, b) = (_in_halves(network, half, directions, pred_type, root) for half in halves)
     return torch.cat([first, second]), torch.cat([a, b], dim=1)

@@ -38,6 +38,8 @@ def in_parallel(function: Callable[[Any], T], x: Any) -> T:
     ------
     DataError
         If the inputs are fewer than the processes, or the loader repeats or drops some of them.
+    SettingsError
+        If the processes divide the parameters of the posterior: they predict the same inputs together.
 
     Examples
     --------
@@ -54,7 +56,9 @@ def in_parallel(function: Callable[[Any], T], x: Any) -> T:
         return function(x)
     with group.together():
         part, turns = own_inputs(x, group)
-        joined = _joined(function(part), partial(in_order, group, turns=turns))
+        with group.apart():
+            answer = function(part)
+        joined = _joined(answer, partial(in_order, group, turns=turns))
     if isinstance(joined, Prediction) and hasattr(x, "iloc"):
         joined = replace(joined, index=x.index)
     return cast("T", joined)

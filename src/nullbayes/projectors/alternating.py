@@ -90,12 +90,13 @@ class Alternating(Iterative):
     def factor_blocks(self, rows: Rows, rtol: float) -> SweepState:
         """Cut the rows into blocks and factor each for a tolerance.
 
-        All rows in one block are factored by the smaller of their two matrices.
+        All rows in one block are factored by the smaller of their two matrices; by their Gram matrix, if processes
+        divide the columns.
         """
         shift = rtol / 2.0 if self.shift is None else self.shift
         size = self.block_size(rows)
         coarse = coarse_space(rows, self.coarse) if self.coarse else None
-        if size == rows.n_rows > rows.n_columns:
+        if size == rows.n_rows > rows.n_columns == rows.n_all_columns:
             return SweepState(rows, (primal_step(rows, shift=shift, rtol=rtol),), coarse)
         steps = [dual_step(rows, *cut, precision=self.gram_dtype, shift=shift, rtol=rtol) for cut in rows.cuts(size)]
         return SweepState(rows, steps, coarse)

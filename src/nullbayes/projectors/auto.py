@@ -97,8 +97,9 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2,
     limit = f"the memory limit of {memory_limit / 2**20:.1f} MiB"
     if vectors >= memory_limit:
         msg = (
-            f"{n_samples} samples of {costs.n_columns:,} parameters alone need {vectors / 2**20:.1f} MiB, over "
-            f"{limit}: take fewer samples or raise memory_limit; the least that would do is {least}."
+            f"{n_samples} samples of {costs.n_columns:,} parameters{_each(costs)} alone need "
+            f"{vectors / 2**20:.1f} MiB, over {limit}: take fewer samples or raise memory_limit; "
+            f"the least that would do is {least}."
         )
         raise SettingsError(msg)
     msg = (
@@ -106,6 +107,10 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2,
         "projector=nb.projectors.Lanczos(rank=...)."
     )
     raise SettingsError(msg)
+
+
+def _each(costs: RowCosts) -> str:
+    return " per process" if costs.column_parts > 1 else ""
 
 
 def least_bytes(rows: Rows, *, n_samples: int, rtol: float = 1e-2, host_limit: int = 0) -> int:
@@ -210,20 +215,38 @@ class _CostModel:
             return plans
         most = -(-costs.n_rows // costs.rows_per_example)
         plans += [self._plan(self._blocks(n)) for n in _BLOCK_COUNTS if n <= most]
-        if costs.n_rows * costs.processes > costs.n_columns and costs.storage not in ("matrix_free", "half"):
+        fewer = self.n_columns < self.n_rows and costs.column_parts == 1
+        if fewer and costs.storage not in ("matrix_free", "half"):
             plans.append(self._plan(self._primal()))
         return plans
 
+    @property
+    def n_rows(self) -> int:
+        """The rows of all processes."""
+        return self.costs.all_rows or self.costs.n_rows
+
+    @property
+    def n_columns(self) -> int:
+        """The columns of all processes."""
+        return self.costs.all_columns or self.costs.n_columns
+
+    @property
+    def _divided(self) -> str:
+        """What to say of columns that are divided."""
+        if self.costs.column_parts == 1:
+            return ""
+        return "; the processes divide the parameters, so that Gram matrices are summed and A⊤A is never formed"
+
     def _direct(self) -> _Method | None:
         """Return the truncated direct method, if the problem is small."""
-        costs, r, p = self.costs, self.costs.n_rows * self.costs.processes, self.costs.n_columns
-        if r <= min(p - 1, _DIRECT):
+        costs, r, p = self.costs, self.n_rows, self.n_columns
+        if r <= (min(p - 1, _DIRECT) if costs.column_parts == 1 else _DIRECT):
             gram = r * r * costs.gram_flops / 2
             flops = gram + 9.0 * r**3
             return _Method(
                 projector=ExactDual(truncate=True, rtol=self.rtol),
                 reason=f"{r:,} rows are few: the eigenvectors of their Gram matrix are removed, leading ones first, "
-                "until the tolerance is met",
+                f"until the tolerance is met{self._divided}",
                 block_rows=r,
                 matrix_bytes=8 * r * r,
                 factoring_bytes=24 * r * r,
@@ -232,7 +255,7 @@ class _CostModel:
                 sweeps=4.0,
                 solve_flops=4.0 * r * r * self.n_samples + gram,
             )
-        if p <= min(r, _DIRECT):
+        if p <= min(r, _DIRECT) and costs.column_parts == 1:
             flops = 2.0 * costs.normal_flops + 9.0 * p**3
             return _Method(
                 projector=ExactPrimal(truncate=True, rtol=self.rtol),
@@ -250,7 +273,7 @@ class _CostModel:
 
     def _primal(self) -> _Method:
         """Return conjugate gradients over all rows in one block, by their normal matrix."""
-        costs, rates, r, p = self.costs, self.rates, self.costs.n_rows * self.costs.processes, self.costs.n_columns
+        costs, rates, r, p = self.costs, self.rates, self.n_rows, self.n_columns
         flops = costs.normal_flops + p**3 / 3.0
         return _Method(
             projector=Krylov(Alternating(block_rows=r), rtol=self.rtol),
@@ -283,8 +306,8 @@ class _CostModel:
                 rtol=self.rtol,
                 max_sweeps=max(500, int(4 * sweeps)),
             ),
-            reason=f"{r * costs.processes:,} rows and {costs.n_columns:,} parameters are many for eigenvectors: "
-            f"conjugate gradients over {what}",
+            reason=f"{self.n_rows:,} rows and {self.n_columns:,} parameters are many for eigenvectors: "
+            f"conjugate gradients over {what}{self._divided}",
             block_rows=block,
             matrix_bytes=factors,
             factoring_bytes=panel_bytes(block, precision, costs.device),
@@ -321,15 +344,16 @@ class _CostModel:
             projector=method.projector,
             storage=costs.storage,
             reason=method.reason,
-            n_rows=costs.n_rows * costs.processes,
-            n_parameters=costs.n_columns,
+            n_rows=self.n_rows,
+            n_parameters=self.n_columns,
             n_samples=self.n_samples,
             peak_bytes=peak,
             operations=method.prepare_flops + products / 2 + method.solve_flops,
             memory_limit=self.memory_limit,
             working_bytes=working,
             seconds=seconds + sweep * method.sweeps,
-            processes=costs.processes,
+            processes=costs.processes * costs.column_parts,
+            parameters_each=costs.n_columns if costs.column_parts > 1 else 0,
         )
 
     @property

@@ -162,7 +162,7 @@ def _run(
     except KeyboardInterrupt:
         if store is not None:
             store.save(loop.tensors(), interrupted=True)
-        if rows.n_parts > 1:  # the other processes may be at another sweep
+        if not rows.is_alone:  # the other processes may be at another sweep
             raise
         if len(loop.active):
             loop.measure(rows.norms(loop.carry[0]))

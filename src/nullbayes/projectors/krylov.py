@@ -87,7 +87,7 @@ class Krylov(Iterative):
 
     def _start(self, state: SweepState, noise: Tensor) -> Carry:
         gradient = state.parallel_sweep(noise)
-        return noise, gradient, gradient, gradient.square().sum(1)
+        return noise, gradient, gradient, state.rows.total_columns(gradient.square().sum(1))
 
     def _step(self, state: SweepState) -> Step:
         return _conjugate_gradients(state)
@@ -113,7 +113,7 @@ def _conjugate_gradients(state: SweepState, lead: int | None = None) -> Step:
     floor = max([torch.finfo(rows.dtype).eps, *(4.0 * step.leak for step in state.steps)]) ** 2
 
     def dot(a: Tensor, b: Tensor) -> Tensor:  # (S, P), (S, P) -> (S,)
-        return (a[:lead] * b[:lead]).sum(1)
+        return rows.total_columns((a[:lead] * b[:lead]).sum(1))
 
     def step(carry: Carry, k: int) -> Carry:
         v, search, gradient, renewed = carry

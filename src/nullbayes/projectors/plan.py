@@ -40,7 +40,9 @@ class Plan:
     note : str
         What the plan had to guess; empty if nothing.
     processes : int
-        That the rows are spread over. Memory, work and time are those of each of them.
+        That the rows or the parameters are spread over. Memory, work and time are those of each of them.
+    parameters_each : int
+        The most parameters that a process has, where the processes divide the parameters; 0 where they do not.
 
     Examples
     --------
@@ -70,6 +72,7 @@ class Plan:
     seconds: float
     note: str = ""
     processes: int = 1
+    parameters_each: int = 0
 
     def to_dict(self) -> dict[str, str | int | float]:
         """Return the plan as plain numbers and strings, ready for JSON; the projector as it prints."""
@@ -85,6 +88,7 @@ class Plan:
             "matrix_free": "never formed: products by JVP and VJP",
         }[self.storage]
         each = "" if self.processes == 1 else f", {-(-self.n_rows // self.processes):,} in each process"
+        each = f", of at most {self.parameters_each:,} parameters in each process" if self.parameters_each else each
         spread = "" if self.processes == 1 else f"; {self.processes} processes, with this memory and work each"
         return (
             f"{self.n_rows:,} rows over {self.n_parameters:,} parameters, {self.n_samples} samples{spread}\n"

@@ -109,22 +109,19 @@ def residual_targets(
     in the mean over noise: it then replaces ``|A noise|`` where that is smaller.
     """
     target = torch.clamp(projector.rtol * _references(rows, noise, before, frobenius), min=projector.atol)
-    rounding = 4.0 * torch.finfo(rows.dtype).eps * rows.frobenius() * _lengths(noise)
+    rounding = 4.0 * torch.finfo(rows.dtype).eps * rows.frobenius() * rows.vector_lengths(noise)
     target = torch.where(before <= rounding, torch.maximum(target, rounding), target)
     if not torch.isfinite(target).all():  # nothing would compare as larger than NaN
         raise NullBayesError(_NOT_FINITE)
     return target
 
 
-def _lengths(noise: Tensor) -> Tensor:  # (S, P) -> (S,)
-    return torch.stack([vector.double().norm() for vector in noise])  # one at a time is widened
-
-
 def _references(rows: Rows, noise: Tensor, before: Tensor, frobenius: float) -> Tensor:  # (S,)
     """Return what ``|A v|`` is compared with: ``|A noise|``, or its mean over isotropic noise of the same length."""
     if frobenius == 0.0:
         return before
-    return torch.where(before > 0, torch.maximum(before, frobenius * _lengths(noise) / rows.n_columns**0.5), before)
+    expected = frobenius * rows.vector_lengths(noise) / rows.n_all_columns**0.5
+    return torch.where(before > 0, torch.maximum(before, expected), before)
 
 
 @dataclass(frozen=True)
@@ -220,10 +217,10 @@ def finish_projection(
         failure = Outcome.PRECISION
     taken = attempt.sweeps
     sweeps = taken if isinstance(taken, Tensor) else torch.full_like(after, taken, dtype=torch.int64)
-    estimates = traces(noise, directions)
-    dimension, stderr = mean_and_error(estimates, rows.n_columns)
+    estimates = traces(rows, noise, directions)
+    dimension, stderr = mean_and_error(estimates, rows.n_all_columns)
     if attempt.rank is not None:
-        dimension, stderr = float(rows.n_columns - attempt.rank), 0.0
+        dimension, stderr = float(rows.n_all_columns - attempt.rank), 0.0
     info = Info(
         projector=type(projector).__name__,
         outcome=Outcome.CONVERGED if bool(converged.all()) else failure,
@@ -250,7 +247,7 @@ def finish_projection(
     return Projection(directions, info)
 
 
-def traces(noise: Tensor, directions: Tensor) -> Tensor:  # (S, P), (S, P) -> (S,)
+def traces(rows: Rows, noise: Tensor, directions: Tensor) -> Tensor:  # (S, P), (S, P) -> (S,)
     r"""Estimate the trace of the map :math:`T` from noise to directions, once for each sample.
 
     For isotropic noise :math:`\varepsilon^\top T \varepsilon / \|\varepsilon\|^2` has mean
@@ -259,10 +256,10 @@ def traces(noise: Tensor, directions: Tensor) -> Tensor:  # (S, P), (S, P) -> (S
 
     def one(noise: Tensor, direction: Tensor) -> Tensor:  # one sample at a time is widened
         noise, direction = noise.double(), direction.double()
-        length = noise.square().sum().clamp_min(torch.finfo(torch.float64).tiny)
-        return len(noise) * (noise * direction).sum() / length
+        return torch.stack([(noise * direction).sum(), noise.square().sum()])
 
-    return torch.stack([one(*pair) for pair in zip(noise, directions, strict=True)])
+    sums = rows.total_columns(torch.stack([one(*pair) for pair in zip(noise, directions, strict=True)]))
+    return rows.n_all_columns * sums[:, 0] / sums[:, 1].clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def mean_and_error(estimates: Tensor, size: int) -> tuple[float, float]:  # (S,)

@@ -106,7 +106,8 @@ def _overshoots(step: DualStep, rows: Rows) -> bool:
     """Return whether the step removes more than there is: an eigenvalue above 1, found by the power method."""
     generator = torch.Generator(device="cpu").manual_seed(0)
     start = torch.randn(4, len(step.factor.scale), generator=generator, device="cpu").to(rows.device, rows.dtype)
-    return largest_growth(step.correction, step.block().rmv(step.factor.solve(start)), steps=10) > 1.01
+    first = step.block().rmv(step.factor.solve(start))
+    return largest_growth(step.correction, first, steps=10, length=rows.vector_lengths) > 1.01
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ def coarse_space(rows: Rows, dimension: int) -> Coarse:
     lies in the row space, so removing it never touches the null space. Directions that may be rounding are left out:
     there are never more than the rank.
     """
+    rows.check_whole("A coarse space (coarse=...)")
     size = min(dimension, rows.n_rows, rows.n_columns)
     generator = torch.Generator(device="cpu").manual_seed(0x636F61)
     start = torch.randn(min(size + _SPARE, rows.n_columns), rows.n_columns, generator=generator, device="cpu")
