@@ -27,8 +27,8 @@ _SENTENCES = (  # of errors that torch raises as a plain RuntimeError
     "STATUS_ALLOC_FAILED",  # cuBLAS, cuSOLVER
 )
 
-Storage = Literal["device", "half", "host", "recompute", "matrix_free"]
-"""Where rows are: held on the device, there in half precision, or on the host; formed again in passing; matrix-free."""
+Storage = Literal["device", "half", "factors", "host", "recompute", "matrix_free"]
+"""Where rows are: held on the device, there in half precision or as factors; on the host; formed again; matrix-free."""
 
 VECTORS_PER_SAMPLE = 10  # vectors in memory per sample: its noise, its direction, and one step of conjugate gradients
 PRODUCT_COPIES = 6  # copies of a vector that exist while its matrix-free products are computed
@@ -119,6 +119,7 @@ class RowCosts:
     normal_flops: float  # of the normal matrix of all rows
     example_bytes: int = 0  # temporary bytes per example while its rows are formed; 0 if they need not be
     processes: int = 1  # that have as many rows each
+    compact_bytes: int = 0  # to hold them as factors, from which products compute entries; 0 if that is not possible
 
     @property
     def gram_flops(self) -> float:
@@ -133,7 +134,7 @@ class RowCosts:
     @property
     def device_bytes(self) -> int:
         """Bytes of rows that are held on the device."""
-        return self.held_bytes if self.storage in ("device", "half") else 0
+        return self.held_bytes if self.storage in ("device", "half", "factors") else 0
 
     @property
     def _n_examples(self) -> int:
