@@ -27,8 +27,8 @@ _SENTENCES = (  # of errors that torch raises as a plain RuntimeError
     "STATUS_ALLOC_FAILED",  # cuBLAS, cuSOLVER
 )
 
-Storage = Literal["device", "half", "host", "recompute", "matrix_free"]
-"""Where rows are: held on the device, there in half precision, or on the host; formed again in passing; matrix-free."""
+Storage = Literal["device", "half", "factors", "host", "recompute", "matrix_free"]
+"""Where rows are: held on the device, there in half precision or as factors; on the host; formed again; matrix-free."""
 
 VECTORS_PER_SAMPLE = 10  # vectors in memory per sample: its noise, its direction, and one step of conjugate gradients
 PRODUCT_COPIES = 6  # copies of a vector that exist while its matrix-free products are computed
@@ -122,6 +122,7 @@ class RowCosts:
     all_rows: int = 0  # of all processes; 0 if there are no others
     column_parts: int = 1  # processes that have as many columns each
     all_columns: int = 0  # of all processes; 0 if there are no others
+    compact_bytes: int = 0  # to hold them as factors, from which products compute entries; 0 if that is not possible
 
     @property
     def gram_flops(self) -> float:
@@ -136,7 +137,7 @@ class RowCosts:
     @property
     def device_bytes(self) -> int:
         """Bytes of rows that are held on the device."""
-        return self.held_bytes if self.storage in ("device", "half") else 0
+        return self.held_bytes if self.storage in ("device", "half", "factors") else 0
 
     @property
     def _n_examples(self) -> int:

@@ -8,9 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nullbayes.linalg.compact import SumPiece, TablePiece
 from nullbayes.linalg.held import HeldRows
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
-from support.drawing import randn, randperm
+from support.drawing import randint, randn, randperm
 
 
 class Layer(NamedTuple):
@@ -20,6 +21,24 @@ class Layer(NamedTuple):
     out: int
     weight: bool = True
     bias: bool = True
+
+
+class Positions(NamedTuple):
+    """A linear layer at several positions: sums of outer products for its weight, of gradients for its bias."""
+
+    fan_in: int
+    out: int
+    positions: int
+    weight: bool = True
+    bias: bool = True
+
+
+class Table(NamedTuple):
+    """An embedding: gradients in the lines of some tokens, which may repeat."""
+
+    lines: int
+    width: int
+    positions: int
 
 
 class Entries(NamedTuple):
@@ -35,7 +54,7 @@ class Gap(NamedTuple):
     columns: int
 
 
-MIXTURES: dict[str, list[Layer | Entries | Gap]] = {
+MIXTURES: dict[str, list[Layer | Positions | Table | Entries | Gap]] = {
     "weight and bias": [Layer(4, 5)],
     "weight": [Layer(4, 5, bias=False)],
     "bias": [Layer(4, 5, weight=False)],
@@ -49,6 +68,11 @@ MIXTURES: dict[str, list[Layer | Entries | Gap]] = {
     "layer and entries": [Layer(4, 5), Entries(6)],
     "bias and entries": [Layer(4, 5, weight=False), Entries(6)],
     "layers of one input and one unit": [Layer(1, 3), Layer(3, 1), Layer(1, 1, bias=False)],
+    "several positions": [Positions(4, 5, 2)],
+    "weight at several positions": [Positions(4, 5, 3, bias=False)],
+    "bias at several positions": [Positions(4, 5, 3, weight=False)],
+    "table": [Table(6, 2, 4)],
+    "table and layer": [Table(3, 1, 5), Positions(2, 3, 2), Layer(3, 2)],
     "with gaps": [Gap(2), Layer(3, 2), Gap(1), Entries(3), Gap(4)],
     "everything": [
         Layer(1, 4),
@@ -91,7 +115,9 @@ def layout(kind: str, *, n: int = 7, outputs: int = 3, order: int = 0, dtype: to
     """Draw the pieces of a mixture; ``order`` permutes weights, biases, entries and gaps among the columns."""
     sizes: list[int] = []
     for part in MIXTURES[kind]:
-        if isinstance(part, Layer):
+        if isinstance(part, Table):
+            sizes.append(part.lines * part.width)
+        elif isinstance(part, (Layer, Positions)):
             sizes += [part.fan_in * part.out * part.weight, part.out * part.bias]
         else:
             sizes.append(part.columns)
@@ -103,7 +129,26 @@ def layout(kind: str, *, n: int = 7, outputs: int = 3, order: int = 0, dtype: to
     pieces: list[Piece] = []
     places = iter(starts)
     for seed, part in enumerate(MIXTURES[kind], start=10):
-        if isinstance(part, Layer):
+        if isinstance(part, Positions):
+            weight, bias = next(places), next(places)
+            inputs = gaussian(n, part.positions, part.fan_in, seed=seed, dtype=dtype)
+            slopes = gaussian(n, outputs, part.out, part.positions, seed=seed + 100, dtype=dtype)
+            pieces.append(SumPiece(inputs, slopes, weight if part.weight else None, bias if part.bias else None))
+            if part.weight:
+                products = torch.einsum("nojt,nti->noji", slopes.double(), inputs.double())
+                matrix[:, weight : weight + part.out * part.fan_in] = products.reshape(n * outputs, -1)
+            if part.bias:
+                matrix[:, bias : bias + part.out] = slopes.double().sum(3).reshape(n * outputs, -1)
+        elif isinstance(part, Table):
+            start = next(places)
+            generator = torch.Generator().manual_seed(seed)
+            chosen = randint(part.lines, (n, part.positions), generator=generator)
+            slopes = gaussian(n, outputs, part.positions, part.width, seed=seed + 100, dtype=dtype)
+            pieces.append(TablePiece(chosen, slopes, start, part.lines))
+            lines = torch.nn.functional.one_hot(chosen, part.lines).double()
+            entries = torch.einsum("ntl,notw->nolw", lines, slopes.double())
+            matrix[:, start : start + part.lines * part.width] = entries.reshape(n * outputs, -1)
+        elif isinstance(part, Layer):
             weight, bias = next(places), next(places)
             activations = gaussian(n, part.fan_in, seed=seed, dtype=dtype)
             gradients = gaussian(n, outputs, part.out, seed=seed + 100, dtype=dtype)

@@ -2,9 +2,10 @@ r"""One rule for each type of layer: its rows, from its inputs and from the grad
 
 A rule is a function ``(module, inputs, gradients) -> rows``. ``inputs`` (n, ...) went into the layer, ``gradients``
 (n, O, ...) are the derivatives of each output of the network with respect to what came out of it. The rows are
-:class:`Factors`, or entries (n, O, *shape) for each parameter, computed when they are asked for. To add a layer type,
-write such a function and name it in :data:`RULES`, or in :data:`NAMED_RULES` if the type belongs to another package.
-Rows are compared with plain differentiation before they are used, so that a rule need not foresee everything.
+:class:`Factors` or :class:`Chosen`, or entries (n, O, *shape) for each parameter, computed when they are asked for. To
+add a layer type, write such a function and name it in :data:`RULES`, or in :data:`NAMED_RULES` if the type belongs to
+another package. Rows are compared with plain differentiation before they are used, so that a rule need not foresee
+everything.
 
 ``find_layers`` says which layers of a network have a rule and do what their type says.
 """
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nullbayes.jacobian.network import Network
+from nullbayes.linalg.compact import SumPiece, TablePiece
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.torch_internals import has_hooks
 
@@ -46,27 +48,61 @@ class Factors:
         return {"weight": weight, "bias": lambda: self.gradients.sum(3)}
 
 
-Rule = Callable[[Any, Tensor, Tensor], Factors | Entries]
+@dataclass(frozen=True)
+class Chosen:
+    """Weight rows that are zero but for some lines: the gradients of each position, in the line that it chose."""
+
+    lines: Tensor  # (n, T)
+    gradients: Tensor  # (n, O, T, width)
+    n_lines: int
+
+    def entries(self) -> Entries:
+        """Return the sums over the positions."""
+        n, outputs, _, width = self.gradients.shape
+
+        def weight() -> Tensor:
+            entries = self.gradients.new_zeros(n, outputs, self.n_lines, width)
+            return entries.scatter_add_(2, self.lines[:, None, :, None].expand_as(self.gradients), self.gradients)
+
+        return {"weight": weight}
 
 
-def pieces(rows: Factors | Entries, columns: Mapping[str, int], shared: Collection[str] = ()) -> list[Piece]:
+Rule = Callable[[Any, Tensor, Tensor], Factors | Chosen | Entries]
+
+
+def pieces(
+    rows: Factors | Chosen | Entries, columns: Mapping[str, int], shared: Collection[str] = (), *, compact: bool = False
+) -> list[Piece]:
     """Place rows at their columns: as factors if an example has one position, as entries if it has several.
 
+    With ``compact``, rows of several positions are held as factors as well, if that takes at most half of the memory.
     Parameters that are ``shared`` with other layers always have entries, because entries can be summed.
     """
     made: list[Piece] = []
-    if isinstance(rows, Factors):
-        if rows.inputs.shape[1] == 1:
-            activations, gradients = rows.inputs[:, 0], rows.gradients[..., 0]
-            own = {name: column for name, column in columns.items() if name not in shared}
-            if own:
-                made.append(OuterPiece(activations, gradients, own.get("weight"), own.get("bias")))
+    own = {name: column for name, column in columns.items() if name not in shared}
+    if not isinstance(rows, dict):
+        if own and (piece := _factored(rows, own.get("weight"), own.get("bias"), compact)) is not None:
+            made.append(piece)
             columns = {name: column for name, column in columns.items() if name in shared}
         rows = rows.entries()
     for name, column in columns.items():
         entries = rows[name]()
         made.append(DensePiece(entries.reshape(entries.shape[0] * entries.shape[1], -1), column))
     return made
+
+
+def _factored(rows: Factors | Chosen, weight: int | None, bias: int | None, compact: bool) -> Piece | None:
+    """Return the piece that holds factors, or None if entries are better."""
+    if isinstance(rows, Chosen):
+        if weight is None or not compact or 2 * rows.lines.shape[1] > rows.n_lines:
+            return None
+        return TablePiece(rows.lines, rows.gradients, weight, rows.n_lines)
+    (_, positions, fan_in), (_, outputs, out, _) = rows.inputs.shape, rows.gradients.shape
+    if positions == 1:
+        return OuterPiece(rows.inputs[:, 0], rows.gradients[..., 0], weight, bias)
+    numbers = positions * (fan_in + outputs * out)
+    small = compact and weight is not None and 2 * numbers <= outputs * out * fan_in
+    return SumPiece(rows.inputs, rows.gradients, weight, bias) if small else None
 
 
 def summed(pieces: Iterable[Piece]) -> list[Piece]:
@@ -105,12 +141,12 @@ class Layer:
         """The number of its parameters that vary."""
         return sum(self.module.get_parameter(name).numel() for name in self.columns)
 
-    def pieces(self, inputs: Tensor, gradients: Tensor) -> list[Piece]:  # (n, ...), (n, O, ...)
+    def pieces(self, inputs: Tensor, gradients: Tensor, *, compact: bool = False) -> list[Piece]:
         """Return its rows; of a parameter that other layers have as well, its share of the entries."""
         rule = rule_for(type(self.module))
         assert rule is not None
         shared = {name for name in self.columns if self.uses[name] > 1}
-        return pieces(rule(self.module, inputs, gradients), self.columns, shared)
+        return pieces(rule(self.module, inputs, gradients), self.columns, shared, compact=compact)
 
 
 def find_layers(network: Network) -> tuple[Layer, ...]:
@@ -241,16 +277,9 @@ def _rms_norm(module: nn.RMSNorm, x: Tensor) -> Tensor:
     return F.rms_norm(x, module.normalized_shape, eps=module.eps)
 
 
-def _embedding(module: nn.Embedding, inputs: Tensor, gradients: Tensor) -> Entries:
+def _embedding(module: nn.Embedding, inputs: Tensor, gradients: Tensor) -> Chosen:
     n, outputs, width = gradients.shape[0], gradients.shape[1], gradients.shape[-1]
-
-    def weight() -> Tensor:
-        chosen = inputs.reshape(n, 1, -1, 1).expand(-1, outputs, -1, width)
-        entries = gradients.new_zeros(n, outputs, module.num_embeddings, width)
-        entries.scatter_add_(2, chosen, gradients.reshape(n, outputs, -1, width))
-        return entries
-
-    return {"weight": weight}
+    return Chosen(inputs.reshape(n, -1), gradients.reshape(n, outputs, -1, width), module.num_embeddings)
 
 
 def _prelu(module: nn.PReLU, inputs: Tensor, gradients: Tensor) -> Entries:

@@ -19,7 +19,7 @@ from nullbayes.errors import ModelError
 from nullbayes.jacobian.autograd import RowFunction, ordinary, recording
 from nullbayes.jacobian.batches import as_batch, example_dims, map_leaves, take_examples
 from nullbayes.jacobian.checks import CHUNK_TOLERANCE, COUPLED, AutogradReference
-from nullbayes.jacobian.layer_rules import Layer
+from nullbayes.jacobian.layer_rules import Layer, summed
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.routes import Attempts, ByLayers, ByVmap, FormedRows, OneByOne, Range, Seen
 from nullbayes.limits import limits
@@ -71,8 +71,8 @@ class RowBuilder:
         Name of a route, or of a part of one -> why it is not taken.
     operations : int
         Estimated multiplications per example in a forward pass of the layers.
-    example_bytes, example_pieces
-        Temporary memory per example while its rows are formed, and what is then held of them.
+    example_bytes, example_pieces, compact_pieces
+        Temporary memory per example while its rows are formed, and what is then held of them, as entries or compact.
     """
 
     @full_precision()
@@ -98,6 +98,9 @@ class RowBuilder:
         times = self._few_outputs.n_outputs / self.width
         self.function, self.width = function, self._few_outputs.n_outputs
         self.example_pieces = [piece.outline(self.width) for piece in made]
+        smaller = [piece for layer in self.layers for piece in layer.pieces(*seen[layer.name], compact=True)]
+        smaller = summed(smaller) + [piece for piece in made if isinstance(piece, DensePiece) and self._is_rest(piece)]
+        self.compact_pieces = [piece.outline(self.width) for piece in smaller]
         self.operations = self._count_operations(values, seen)
         self.example_bytes = self._count_bytes(seen, formed if self.layers else {}, len(y), times)
         if self.rest:
@@ -120,6 +123,16 @@ class RowBuilder:
             return next(route.name for route in self._plain_routes if route.name not in self.reasons)
         covered = self.network.n_parameters - sum(stop - start for start, stop in self.rest)
         return f"{ByLayers.name} ({covered / self.network.n_parameters:.0%} of the parameters)"
+
+    def compacted(self) -> RowBuilder:
+        """Return the same, with rows of several positions as factors, where that takes less memory."""
+        other = copy.copy(self)
+        other._by_layers = copy.copy(self._by_layers)
+        other._by_layers.compact = True
+        return other
+
+    def _is_rest(self, piece: DensePiece) -> bool:
+        return any(start == piece.column for start, _ in self.rest)
 
     @property
     def examples_at_a_time(self) -> int:

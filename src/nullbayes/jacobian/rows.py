@@ -147,9 +147,16 @@ class JacobianRows(Rows):
             own = formed = copy.copy(self)
             formed.storage = storage
         else:
-            own = self.keep(half=storage == "half", host=storage == "host")
+            own = self._compacted() if storage == "factors" else self
+            own = own.keep(half=storage == "half", host=storage == "host")
         division = self.network.division
         return self.examples.joined(own) if division is None else division.joined(own)
+
+    def _compacted(self) -> JacobianRows:
+        """Return the same rows, which are then held as factors where that takes less memory."""
+        other = copy.copy(self)
+        other._layers = self._layers.compacted()
+        return other
 
     def on(self, examples: Examples) -> JacobianRows:
         """Return the rows of some of the examples, without looking at network and data again."""
@@ -162,7 +169,8 @@ class JacobianRows(Rows):
         """Return what the rows cost where they are stored that way; of several processes, in the one that has most."""
         outlines, n = self._layers.example_pieces, self.examples.n_most
         stored = [piece.halved() for piece in outlines] if storage == "half" else outlines
-        pieces = tuple(piece.costs() for piece in stored)
+        smaller = self._layers.compact_pieces
+        pieces = tuple(piece.costs() for piece in (smaller if storage == "factors" else stored))
         held = 0 if storage in ("recompute", "matrix_free") else n * sum(piece.n_bytes for piece in pieces)
         factors = [f for piece in outlines for f in piece.factors(self.rows_per_example)]
         own = RowCosts(
@@ -176,6 +184,7 @@ class JacobianRows(Rows):
             example_bytes=self._layers.example_bytes,
             processes=self.examples.group.size,
             all_rows=self.examples.n_all * self.rows_per_example,
+            compact_bytes=n * sum(p.costs().n_bytes for p in smaller) if any(p.compact for p in smaller) else 0,
         )
         return own if self.network.division is None else self.network.division.heaviest(own)
 
@@ -214,6 +223,7 @@ class JacobianRows(Rows):
             if not whole:
                 whole = [piece.allocate((last - first) * self.rows_per_example, place or self.device) for piece in part]
             rows = slice((start - first) * self.rows_per_example, (stop - first) * self.rows_per_example)
+            whole = [target.widened(piece) for target, piece in zip(whole, part, strict=True)]
             for target, piece in zip(whole, part, strict=True):
                 target.take(rows).fill(piece)
         return tuple(whole)

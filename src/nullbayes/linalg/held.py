@@ -84,6 +84,13 @@ class HeldBlock(Block):
         """Return the factors of every piece."""
         return [factors for piece in self.pieces for factors in piece.factors(self.rows_per_example)]
 
+    def squared_lengths(self) -> Tensor:  # (m,)
+        """Return the squared length of each row, in float64, summed over the pieces."""
+        total = torch.zeros(self.n_rows, dtype=torch.float64, device=self.like.device)
+        for part, rows in self._parts(1):
+            total[rows] += part.squared_lengths(self.rows_per_example)
+        return total
+
 
 def fill_gram(result: Tensor, left: HeldBlock, right: HeldBlock, *, symmetric: bool = False) -> None:  # (m, m')
     """Write ``left @ right.T`` into ``result``, one tile at a time; half the tiles of a symmetric one are copies."""
@@ -191,7 +198,9 @@ class HeldRows(Rows):
 
     @property
     def rows_per_normal_pass(self) -> int:
-        """All rows, if they are on the device: views cost nothing."""
+        """All rows, if they are on the device and need no entries: views cost nothing."""
+        if any(piece.compact for piece in self.pieces):
+            return self._round_to_examples(self.working_bytes // (16 * self.n_columns))
         here = all(tensor.device == self.device for piece in self.pieces for tensor in piece.tensors())
         return self.n_rows if here else self.rows_per_pass
 

@@ -33,6 +33,8 @@ class Factors(NamedTuple):
 class Piece(ABC):
     """The rows, restricted to some columns."""
 
+    compact = False  # whether products compute entries from what is held, and need memory for them
+
     @property
     @abstractmethod
     def rows_each(self) -> int:
@@ -66,6 +68,10 @@ class Piece(ABC):
     def factors(self, rows_per_example: int) -> list[Factors]:
         """Return the piece as products of gradients and activations, with ``rows_per_example`` rows per example."""
 
+    def squared_lengths(self, rows_per_example: int) -> Tensor:  # (m,)
+        """Return the squared length of each row, in float64."""
+        return squared_lengths(self.factors(rows_per_example))
+
     @abstractmethod
     def outline(self, outputs: int) -> Piece:
         """Return the piece of one example with ``outputs`` rows, as shapes without entries, to compute costs with."""
@@ -95,9 +101,22 @@ class Piece(ABC):
         return self.of(tuple(empty(tensor) for tensor in self.tensors()))
 
     def fill(self, other: Piece) -> None:
-        """Copy the rows of another piece of the same kind and size into this one."""
+        """Copy the rows of another piece of the same kind and size into this one, which may have more positions."""
         for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
-            mine.copy_(theirs)
+            if mine.shape != theirs.shape:
+                mine.zero_()
+            mine[tuple(map(slice, theirs.shape))].copy_(theirs)
+
+    def widened(self, other: Piece) -> Piece:
+        """Return this piece with room for rows like those of another, which may have more positions."""
+        made = []
+        for mine, theirs in zip(self.tensors(), other.tensors(), strict=True):
+            shape = [len(mine), *map(max, mine.shape[1:], theirs.shape[1:])]
+            wide = mine if list(mine.shape) == shape else mine.new_zeros(shape)
+            if wide is not mine:
+                wide[tuple(map(slice, mine.shape))] = mine
+            made.append(wide)
+        return self.of(tuple(made))
 
     def to(self, device: torch.device) -> Piece:
         """Return the piece on a device; itself if it is there."""
@@ -160,9 +179,9 @@ class DensePiece(Piece):
     def cross(self, other: Self, dtype: torch.dtype, working_bytes: int) -> Tensor:
         """Return ``B @ other.T``; the ten bits of a scaled entry pass through TF32 products unchanged."""
         if self.scale is None or other.scale is None:
-            return _cross(self.matrix, other.matrix, dtype, working_bytes)
+            return cross_product(self.matrix, other.matrix, dtype, working_bytes)
         with tensor_float32():
-            tile = _cross(self.matrix, other.matrix, dtype, working_bytes)
+            tile = cross_product(self.matrix, other.matrix, dtype, working_bytes)
         return tile.mul_(self.scale).mul_(other.scale.T)
 
     def factors(self, rows_per_example: int) -> list[Factors]:
@@ -172,7 +191,7 @@ class DensePiece(Piece):
 
     def outline(self, outputs: int) -> DensePiece:
         """Return ``outputs`` rows of the same columns."""
-        return self.of(tuple(_shape_alone(tensor, outputs, tensor.shape[1]) for tensor in self.tensors()))
+        return self.of(tuple(shape_alone(tensor, outputs, tensor.shape[1]) for tensor in self.tensors()))
 
     def halved(self) -> DensePiece:
         """Return the entries in float16, each row scaled by a power of two."""
@@ -259,10 +278,10 @@ class OuterPiece(Piece):
     def cross(self, other: Self, dtype: torch.dtype, working_bytes: int) -> Tensor:
         """Return the products of activations times the products of gradients, entry by entry."""
         (n, outputs, out), m = self.gradients.shape, len(other.gradients)
-        similar = _cross(self.gradients.reshape(-1, out), other.gradients.reshape(-1, out), dtype, working_bytes)
+        similar = cross_product(self.gradients.reshape(-1, out), other.gradients.reshape(-1, out), dtype, working_bytes)
         inner = similar.new_zeros(1, 1).expand(n, m)
         if self.weight is not None:
-            inner = _cross(self.activations, other.activations, dtype, working_bytes)
+            inner = cross_product(self.activations, other.activations, dtype, working_bytes)
         if self.bias is not None:
             inner = inner + 1.0
         return similar.view(n, outputs, m, outputs).mul_(inner[:, None, :, None]).view(n * outputs, m * outputs)
@@ -274,8 +293,8 @@ class OuterPiece(Piece):
 
     def outline(self, outputs: int) -> OuterPiece:
         """Return the factors of one example."""
-        activations = _shape_alone(self.activations, 1, self.activations.shape[1])
-        return self.of((activations, _shape_alone(self.gradients, 1, outputs, self.gradients.shape[2])))
+        activations = shape_alone(self.activations, 1, self.activations.shape[1])
+        return self.of((activations, shape_alone(self.gradients, 1, outputs, self.gradients.shape[2])))
 
     @property
     def product_bytes(self) -> tuple[float, float]:
@@ -291,6 +310,17 @@ class OuterPiece(Piece):
         return PieceCosts(self._held_bytes(), gram, product, *self.product_bytes)
 
 
+def squared_lengths(factors: Sequence[Factors]) -> Tensor:  # (n * O,)
+    """Return the squared length of each row, in float64."""
+    shares = []
+    for gradients, activations, _ in factors:
+        share = gradients.double().square().sum(2)
+        if activations is not None:
+            share *= activations.double().square().sum(1, keepdim=True)
+        shares.append(share.flatten())
+    return torch.stack(shares).sum(0)
+
+
 def normal_flops(factors: Sequence[Factors]) -> float:
     """Return the floating-point operations that one example adds to the normal matrix."""
     sizes = [(*f.gradients.shape[1:], 1 if f.activations is None else f.activations.shape[1]) for f in factors]
@@ -301,11 +331,12 @@ def normal_flops(factors: Sequence[Factors]) -> float:
     return total
 
 
-def _shape_alone(like: Tensor, *shape: int) -> Tensor:
+def shape_alone(like: Tensor, *shape: int) -> Tensor:
+    """Return a tensor of a shape, without entries."""
     return torch.empty(shape, dtype=like.dtype, device="meta")
 
 
-def _cross(left: Tensor, right: Tensor, dtype: torch.dtype, working_bytes: int) -> Tensor:  # (m, m')
+def cross_product(left: Tensor, right: Tensor, dtype: torch.dtype, working_bytes: int) -> Tensor:  # (m, m')
     """Return ``left @ right.T`` in a precision, widening some columns at a time where that takes a copy."""
     if left.dtype == dtype:
         return left @ right.T

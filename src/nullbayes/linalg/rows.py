@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nullbayes.errors import NullBayesError, SettingsError
 from nullbayes.limits import PieceCosts, RowCosts, Storage, limits
-from nullbayes.linalg.pieces import Factors
+from nullbayes.linalg.pieces import Factors, squared_lengths
 from nullbayes.precision import full_precision
 
 
@@ -44,6 +44,10 @@ class Block(ABC):
     def factors(self) -> list[Factors]:
         """Return the rows as products of gradients and activations; entries are a special case."""
         return [Factors(self.dense()[:, None, :], None, 0)]
+
+    def squared_lengths(self) -> Tensor:  # (m,)
+        """Return the squared length of each row, in float64."""
+        return squared_lengths(self.factors())
 
 
 class Rows(ABC):
@@ -236,13 +240,7 @@ class Rows(ABC):
         """Return the length of each row, in float64."""
         parts = []
         for _, block in self.blocks(self.rows_per_pass):
-            squares = torch.zeros(block.n_rows, dtype=torch.float64, device=self.device)
-            for gradients, activations, _ in block.factors():
-                share = gradients.double().square().sum(2)
-                if activations is not None:
-                    share *= activations.double().square().sum(1, keepdim=True)
-                squares += share.flatten()
-            parts.append(squares.sqrt())
+            parts.append(block.squared_lengths().sqrt())
         lengths = torch.cat(parts)
         if not torch.isfinite(lengths).all():
             msg = "Rows hold NaN or Inf, or entries whose squares overflow: look for extreme values in them."

@@ -158,6 +158,8 @@ def _storages(costs: RowCosts, rtol: float, host_limit: int) -> list[Storage]:
         return options
     if costs.dtype == torch.float32 and rtol >= _HALF_RTOL:
         options.append("half")
+    if 0 < 2 * costs.compact_bytes <= costs.full_bytes and costs.processes == costs.column_parts == 1:
+        options.append("factors")
     if costs.device.type == "cuda" and costs.full_bytes <= host_limit:
         options.append("host")
     return [*options, "recompute", "matrix_free"]
@@ -209,14 +211,14 @@ class _CostModel:
     def plans(self) -> list[Plan]:
         """Return the plans of all methods, or of a direct one alone if it fits."""
         costs = self.costs
-        direct = self._direct() if costs.storage != "matrix_free" else None
+        direct = self._direct() if costs.storage not in ("matrix_free", "factors") else None
         plans = [] if direct is None else [self._plan(direct)]
         if any(plan.peak_bytes <= self.memory_limit for plan in plans):
             return plans
         most = -(-costs.n_rows // costs.rows_per_example)
         plans += [self._plan(self._blocks(n)) for n in _BLOCK_COUNTS if n <= most]
         fewer = self.n_columns < self.n_rows and costs.column_parts == 1
-        if fewer and costs.storage not in ("matrix_free", "half"):
+        if fewer and costs.storage not in ("matrix_free", "half", "factors"):
             plans.append(self._plan(self._primal()))
         return plans
 
@@ -294,6 +296,8 @@ class _CostModel:
         costs, rates, r = self.costs, self.rates, self.costs.n_rows
         block = min(r, -(-r // (n * costs.rows_per_example)) * costs.rows_per_example)
         sweeps, half = _sweeps(n * costs.processes, self.rtol), costs.storage == "half"
+        if costs.storage == "factors":  # a Gram matrix of as many bits will do
+            half = costs.dtype == torch.float32 and self.rtol >= _HALF_RTOL
         precision = torch.float32 if half else gram_precision(costs.dtype, costs.device, block)
         factor_rate = rates.double if precision == torch.float64 else rates.single
         factors = r * block * precision.itemsize
@@ -330,6 +334,8 @@ class _CostModel:
         if costs.storage == "half":
             sweep *= 2.0
             seconds += forming  # the final residual
+        elif costs.storage == "factors":
+            sweep += 6.0 * costs.full_bytes / rates.bandwidth  # entries are written and read, for both products
         elif costs.storage == "host":
             sweep += costs.full_bytes / rates.transfer
         elif costs.storage == "recompute":

@@ -16,10 +16,10 @@ class Plan:
     ----------
     projector : Projector
         The method, with its settings.
-    storage : "device", "half", "host", "recompute" or "matrix_free"
+    storage : "device", "half", "factors", "host", "recompute" or "matrix_free"
         Where the rows are: held on the device, held there in half precision (the final residual is measured on rows
-        that are formed again), held in host memory, formed again in every sweep, or never formed: products by JVP and
-        VJP.
+        that are formed again), held there as inputs and gradients of layers, from which products compute the entries,
+        held in host memory, formed again in every sweep, or never formed: products by JVP and VJP.
     reason : str
         Why this projector, in one sentence.
     n_rows, n_parameters, n_samples : int
@@ -83,6 +83,7 @@ class Plan:
         rows = {
             "device": "held in memory",
             "half": "held in half precision; the final residual is measured in full",
+            "factors": "held as inputs and gradients of the layers, from which products compute the entries",
             "host": "held in host memory, brought to the device block by block",
             "recompute": "formed again, block by block, in every sweep",
             "matrix_free": "never formed: products by JVP and VJP",
