@@ -18,10 +18,14 @@ from nullbayes.projectors.base import Projector
 from nullbayes.projectors.direct import Direct, ExactDual, ExactPrimal
 from nullbayes.projectors.krylov import Krylov
 from nullbayes.projectors.plan import Plan
+from nullbayes.projectors.sketched import Sketched, combinations
 from nullbayes.projectors.sweep import gram_precision
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
 _HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
+_OUTPUTS = 3  # rows per example from which a part of their combinations tells about all of them
+_SKETCH_SWEEPS = 36.0  # of `Sketched` to 1e-2: 37 on rows of LeNet (2,000 images), 40 (500 images)
+_SKETCH_PRODUCTS = 0.65  # products with the sketch over those with all rows: activations count in full
 _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # to consider
 
 
@@ -30,6 +34,7 @@ class Rates:
     """What a device does per second. The ratios decide between methods; the plan's seconds follow from all of them."""
 
     single: float  # operations of float32 matrix products
+    thin: float  # operations of float32 products of rows with the vectors of some samples
     double: float  # operations of float64 matrix products
     narrow: float  # operations of products of ten-bit numbers
     bandwidth: float  # bytes
@@ -40,13 +45,17 @@ class Rates:
 
 # Round numbers for one machine of each kind. `python -m benchmarks.rates [--device cuda] [--threads 1]` prints those
 # of another; on an H200: 5.1e13, 6.2e13, 7.1e14, 4.2e12, 5.5e10, 7.6e10, 2.7e-3 (with rows of a very small network).
-_CPU = Rates(single=1.5e11, double=0.75e11, narrow=1.5e11, bandwidth=2e10, transfer=2e10, formed=1e9, chunk=3e-3)
-_ONE_THREAD = Rates(
-    single=0.75e11, double=0.375e11, narrow=0.75e11, bandwidth=1e10, transfer=1e10, formed=0.5e9, chunk=6e-3
+_CPU = Rates(
+    single=1.5e11, thin=1.1e11, double=0.75e11, narrow=1.5e11, bandwidth=2e10, transfer=2e10, formed=1e9, chunk=3e-3
 )
-_CUDA = Rates(single=4.5e13, double=4e13, narrow=3e14, bandwidth=3e12, transfer=2e10, formed=2e10, chunk=4e-2)
+_ONE_THREAD = Rates(
+    single=0.75e11, thin=0.55e11, double=0.375e11, narrow=0.75e11, bandwidth=1e10, transfer=1e10, formed=0.5e9, chunk=6e-3
+)
+_CUDA = Rates(
+    single=4.5e13, thin=1.9e13, double=4e13, narrow=3e14, bandwidth=3e12, transfer=2e10, formed=2e10, chunk=4e-2
+)
 _CUDA_SINGLE = Rates(  # cards whose float64 is slow
-    single=2e13, double=4e11, narrow=6e13, bandwidth=8e11, transfer=1e10, formed=1e10, chunk=4e-2
+    single=2e13, thin=8e12, double=4e11, narrow=6e13, bandwidth=8e11, transfer=1e10, formed=1e10, chunk=4e-2
 )
 
 
@@ -212,6 +221,8 @@ class _CostModel:
         plans += [self._plan(self._blocks(n)) for n in _BLOCK_COUNTS if n <= most]
         if costs.n_rows * costs.processes > costs.n_columns and costs.storage not in ("matrix_free", "half"):
             plans.append(self._plan(self._primal()))
+        if costs.storage == "device" and costs.device.type == "cpu" and costs.processes == 1:  # not measured elsewhere
+            plans += [self._plan(self._sketched())] if costs.rows_per_example >= _OUTPUTS else []
         return plans
 
     def _direct(self) -> _Method | None:
@@ -295,12 +306,36 @@ class _CostModel:
             solve_seconds=max(4.0 * r * block * self.n_samples / factor_rate, 2.0 * factors / rates.bandwidth),
         )
 
+    def _sketched(self) -> _Method:
+        """Return conjugate gradients over all rows, preconditioned by a part of them."""
+        costs, rates, projector = self.costs, self.rates, Sketched(rtol=self.rtol)
+        count = combinations(projector.share, costs.rows_per_example)
+        size = -(-costs.n_rows // costs.rows_per_example) * count
+        precision = gram_precision(costs.dtype, costs.device, size)
+        rate = rates.double if precision == torch.float64 else rates.single
+        prepare = size**2 * costs.gram_flops / 2 + size**3 / 3.0
+        solve, products = 2.0 * size**2 * self.n_samples, _SKETCH_PRODUCTS * self._products
+        held = costs.full_bytes * count // costs.rows_per_example + 4 * costs.n_rows * count
+        return _Method(
+            projector=projector,
+            reason=f"{costs.n_rows:,} rows and {costs.n_columns:,} parameters are many for eigenvectors: conjugate "
+            f"gradients over all rows, preconditioned by {size:,} combinations of them",
+            block_rows=size,
+            matrix_bytes=size**2 * precision.itemsize + held,
+            factoring_bytes=max(panel_bytes(size, precision, costs.device), held),
+            prepare_flops=prepare,
+            prepare_seconds=prepare / rate,
+            sweeps=_SKETCH_SWEEPS * (1e-2 / self.rtol) ** 0.75,
+            solve_flops=solve + products,
+            solve_seconds=2.0 * solve / rate + products / rates.thin,
+        )
+
     def _plan(self, method: _Method) -> Plan:
         """Add the bytes and seconds of the rows to those of a method."""
         costs, rates, block = self.costs, self.rates, method.block_rows
         peak, working = self._bytes(method)
-        products = 4.0 * costs.n_rows * self.n_samples * costs.product_flops
-        sweep = max(1.2 * products / rates.single, 2.0 * costs.device_bytes / rates.bandwidth)
+        products = self._products
+        sweep = max(products / rates.thin, 2.0 * costs.device_bytes / rates.bandwidth)
         entries = float(costs.n_rows) * costs.n_columns
         forming = entries / rates.formed + costs.forming_chunks(working) * rates.chunk
         seconds = method.prepare_seconds + method.sweeps * method.solve_seconds + forming
@@ -325,12 +360,17 @@ class _CostModel:
             n_parameters=costs.n_columns,
             n_samples=self.n_samples,
             peak_bytes=peak,
-            operations=method.prepare_flops + products / 2 + method.solve_flops,
+            operations=method.prepare_flops + products + method.solve_flops,
             memory_limit=self.memory_limit,
             working_bytes=working,
             seconds=seconds + sweep * method.sweeps,
             processes=costs.processes,
         )
+
+    @property
+    def _products(self) -> float:
+        """Operations of the products of all rows with the samples, and back."""
+        return 2.0 * self.costs.n_rows * self.n_samples * self.costs.product_flops
 
     @property
     def _row_bytes(self) -> int:
