@@ -49,7 +49,14 @@ _CPU = Rates(
     single=1.5e11, thin=1.1e11, double=0.75e11, narrow=1.5e11, bandwidth=2e10, transfer=2e10, formed=1e9, chunk=3e-3
 )
 _ONE_THREAD = Rates(
-    single=0.75e11, thin=0.55e11, double=0.375e11, narrow=0.75e11, bandwidth=1e10, transfer=1e10, formed=0.5e9, chunk=6e-3
+    single=0.75e11,
+    thin=0.55e11,
+    double=0.375e11,
+    narrow=0.75e11,
+    bandwidth=1e10,
+    transfer=1e10,
+    formed=0.5e9,
+    chunk=6e-3,
 )
 _CUDA = Rates(
     single=4.5e13, thin=1.9e13, double=4e13, narrow=3e14, bandwidth=3e12, transfer=2e10, formed=2e10, chunk=4e-2

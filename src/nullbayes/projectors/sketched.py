@@ -181,9 +181,7 @@ def combine(rows: Rows, count: int, scale: Tensor) -> tuple[Tensor, HeldBlock]: 
         same[0].of(tuple(torch.cat(tensors) for tensors in zip(*(p.tensors() for p in same), strict=True)))
         for same in zip(*parts, strict=True)
     ]
-    held = HeldRows(
-        pieces, n_rows=len(weights) * count, n_columns=rows.n_columns, like=weights, rows_per_example=count
-    )
+    held = HeldRows(pieces, n_rows=len(weights) * count, n_columns=rows.n_columns, like=weights, rows_per_example=count)
     held.working_bytes = rows.working_bytes
     return weights, held.block(0, held.n_rows)
 
