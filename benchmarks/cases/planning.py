@@ -20,7 +20,7 @@ from nullbayes.experiments.measuring import Clock
 from nullbayes.experiments.networks import cnn
 
 SMALL = {"n_digits": 40, "n_images": 0, "width": 4, "epochs": 1, "samples": 3}
-FULL = {"n_digits": 962, "n_images": 2000, "width": 112, "epochs": 60, "samples": 30}
+FULL = {"n_digits": 962, "n_images": 2000, "width": 16, "epochs": 60, "samples": 30}
 FACTOR = 1.3  # what the claim promises
 
 

@@ -24,8 +24,7 @@ from nullbayes.projectors.sweep import gram_precision
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
 _HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
 _OUTPUTS = 3  # rows per example from which a part of their combinations tells about all of them
-_SKETCH_SWEEPS = 36.0  # of `Sketched` to 1e-2: 37 on rows of LeNet (2,000 images), 40 (500 images)
-_SKETCH_PRODUCTS = 0.65  # products with the sketch over those with all rows: activations count in full
+_SKETCH_SWEEPS, _SKETCH_PRODUCTS = 36.0, 0.65  # to 1e-2 (LeNet, 2,000 images: 37); over products with all rows
 _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # to consider
 
 
@@ -341,8 +340,7 @@ class _CostModel:
         """Add the bytes and seconds of the rows to those of a method."""
         costs, rates, block = self.costs, self.rates, method.block_rows
         peak, working = self._bytes(method)
-        products = self._products
-        sweep = max(products / rates.thin, 2.0 * costs.device_bytes / rates.bandwidth)
+        sweep = max(self._products / rates.thin, 2.0 * costs.device_bytes / rates.bandwidth)
         entries = float(costs.n_rows) * costs.n_columns
         forming = entries / rates.formed + costs.forming_chunks(working) * rates.chunk
         seconds = method.prepare_seconds + method.sweeps * method.solve_seconds + forming
@@ -367,7 +365,7 @@ class _CostModel:
             n_parameters=costs.n_columns,
             n_samples=self.n_samples,
             peak_bytes=peak,
-            operations=method.prepare_flops + products + method.solve_flops,
+            operations=method.prepare_flops + self._products + method.solve_flops,
             memory_limit=self.memory_limit,
             working_bytes=working,
             seconds=seconds + sweep * method.sweeps,
@@ -375,8 +373,7 @@ class _CostModel:
         )
 
     @property
-    def _products(self) -> float:
-        """Operations of the products of all rows with the samples, and back."""
+    def _products(self) -> float:  # operations of the products of all rows with the samples, and back
         return 2.0 * self.costs.n_rows * self.n_samples * self.costs.product_flops
 
     @property

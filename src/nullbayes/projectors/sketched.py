@@ -146,7 +146,7 @@ class Sketched(Iterative):
         return _conjugate_gradients(state)
 
     def apply_transposed(self, state: SketchState, schedule: StepSchedule, vectors: Tensor) -> Tensor:
-        """Take the steps of the sample, with its step lengths: a polynomial p(M⁻¹H), whose transpose is M p(M⁻¹H) M⁻¹."""
+        """Take the steps of the sample, with its step lengths: a polynomial p(M⁻¹H), the transpose of M p(M⁻¹H) M⁻¹."""
         own, others = (check_noise(state.rows, part) for part in (schedule.noise, vectors))
         carry = self._start(state, torch.cat([own, state.precondition(others)]))
         step = _conjugate_gradients(state, lead=1)
@@ -205,10 +205,7 @@ def _conjugate_gradients(state: SketchState, lead: int | None = None) -> Step:
         useful = (curvature > 0) & (dot(changes, changes) > floor * dot(v, v))
         length = torch.where(useful, dot(changes, image) / curvature.clamp_min(tiny), 0.0)[:, None]
         v = torch.addcmul(v, length, search, value=-1.0)
-        if k % _RENEW_EVERY:
-            changes = torch.addcmul(changes, length, image, value=-1.0)
-        else:
-            changes = state.mv(v)
+        changes = torch.addcmul(changes, length, image, value=-1.0) if k % _RENEW_EVERY else state.mv(v)
         gradient, preconditioned = state.search(changes, clean=k <= _CLEAN_STEPS)
         after = dot(gradient, preconditioned)
         weight = torch.where(useful, after / energy[:lead].clamp_min(tiny), 0.0)[:, None]
