@@ -23,10 +23,6 @@ def measure(device: torch.device, size: int, repeats: int = 5) -> dict[str, floa
         matrix = torch.randn(size, size, device=device).to(dtype)
         return 2.0 * size**3 / median_seconds(lambda: matrix @ matrix, device, repeats)
 
-    def thin() -> float:
-        entries, vectors = torch.randn(8 * size, size, device=device), torch.randn(30, size, device=device)
-        return 16.0 * 30.0 * size**2 / median_seconds(lambda: vectors @ entries.T, device, repeats)
-
     single = torch.randn(16 * size**2, device=device)
     host = torch.empty(16 * size**2, pin_memory=device.type == "cuda")
     n_bytes = 4.0 * single.numel()
@@ -40,7 +36,6 @@ def measure(device: torch.device, size: int, repeats: int = 5) -> dict[str, floa
     (few, _), (many, entries) = forming(1), forming(256)
     return {
         "single": product(torch.float32),
-        "thin": thin(),
         "double": product(torch.float64),
         "narrow": product(torch.float16) if device.type == "cuda" else product(torch.float32),
         "bandwidth": 2.0 * n_bytes / median_seconds(single.clone, device, repeats),

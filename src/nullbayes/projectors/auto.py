@@ -23,7 +23,8 @@ from nullbayes.projectors.sweep import gram_precision
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
 _HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
-_OUTPUTS = 3  # rows per example from which a part of their combinations tells about all of them
+_OUTPUTS, _MANY = 3, 5_000  # rows per example, and rows, from which a part of them may be a good preconditioner
+_NARROW = 1.4  # `narrowness` of products with all rows in turn, without the solves of blocks in between
 _SKETCH_SWEEPS, _SKETCH_PRODUCTS = 36.0, 0.65  # to 1e-2 (LeNet, 2,000 images: 37); over products with all rows
 _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # to consider
 
@@ -33,7 +34,6 @@ class Rates:
     """What a device does per second. The ratios decide between methods; the plan's seconds follow from all of them."""
 
     single: float  # operations of float32 matrix products
-    thin: float  # operations of float32 products of rows with the vectors of some samples
     double: float  # operations of float64 matrix products
     narrow: float  # operations of products of ten-bit numbers
     bandwidth: float  # bytes
@@ -44,24 +44,13 @@ class Rates:
 
 # Round numbers for one machine of each kind. `python -m benchmarks.rates [--device cuda] [--threads 1]` prints those
 # of another; on an H200: 5.1e13, 6.2e13, 7.1e14, 4.2e12, 5.5e10, 7.6e10, 2.7e-3 (with rows of a very small network).
-_CPU = Rates(
-    single=1.5e11, thin=1.1e11, double=0.75e11, narrow=1.5e11, bandwidth=2e10, transfer=2e10, formed=1e9, chunk=3e-3
-)
+_CPU = Rates(single=1.5e11, double=0.75e11, narrow=1.5e11, bandwidth=2e10, transfer=2e10, formed=1e9, chunk=3e-3)
 _ONE_THREAD = Rates(
-    single=0.75e11,
-    thin=0.55e11,
-    double=0.375e11,
-    narrow=0.75e11,
-    bandwidth=1e10,
-    transfer=1e10,
-    formed=0.5e9,
-    chunk=6e-3,
+    single=0.75e11, double=0.375e11, narrow=0.75e11, bandwidth=1e10, transfer=1e10, formed=0.5e9, chunk=6e-3
 )
-_CUDA = Rates(
-    single=4.5e13, thin=1.9e13, double=4e13, narrow=3e14, bandwidth=3e12, transfer=2e10, formed=2e10, chunk=4e-2
-)
+_CUDA = Rates(single=4.5e13, double=4e13, narrow=3e14, bandwidth=3e12, transfer=2e10, formed=2e10, chunk=4e-2)
 _CUDA_SINGLE = Rates(  # cards whose float64 is slow
-    single=2e13, thin=8e12, double=4e11, narrow=6e13, bandwidth=8e11, transfer=1e10, formed=1e10, chunk=4e-2
+    single=2e13, double=4e11, narrow=6e13, bandwidth=8e11, transfer=1e10, formed=1e10, chunk=4e-2
 )
 
 
@@ -201,6 +190,7 @@ class _Method:
     sweeps: float
     solve_flops: float  # per sweep, and those of tiles on a diagonal that are computed whole
     solve_seconds: float = 0.0  # per sweep
+    narrowness: float = 2.4  # seconds of products of rows with the samples, over those of square matrices
 
 
 @dataclass(frozen=True)
@@ -227,8 +217,9 @@ class _CostModel:
         plans += [self._plan(self._blocks(n)) for n in _BLOCK_COUNTS if n <= most]
         if costs.n_rows * costs.processes > costs.n_columns and costs.storage not in ("matrix_free", "half"):
             plans.append(self._plan(self._primal()))
-        if costs.storage == "device" and costs.device.type == "cpu" and costs.processes == 1:  # not measured elsewhere
-            plans += [self._plan(self._sketched())] if costs.rows_per_example >= _OUTPUTS else []
+        measured = costs.device.type == "cpu" and costs.processes == 1 and costs.storage == "device"
+        if measured and costs.rows_per_example >= _OUTPUTS and _MANY <= costs.n_rows <= costs.n_columns:
+            plans.append(self._plan(self._sketched()))
         return plans
 
     def _direct(self) -> _Method | None:
@@ -333,14 +324,15 @@ class _CostModel:
             prepare_seconds=prepare / rate,
             sweeps=_SKETCH_SWEEPS * (1e-2 / self.rtol) ** 0.75,
             solve_flops=solve + products,
-            solve_seconds=2.0 * solve / rate + products / rates.thin,
+            solve_seconds=2.0 * solve / rate + _NARROW * products / rates.single,
+            narrowness=_NARROW,
         )
 
     def _plan(self, method: _Method) -> Plan:
         """Add the bytes and seconds of the rows to those of a method."""
         costs, rates, block = self.costs, self.rates, method.block_rows
         peak, working = self._bytes(method)
-        sweep = max(self._products / rates.thin, 2.0 * costs.device_bytes / rates.bandwidth)
+        sweep = max(method.narrowness * self._products / rates.single, 2.0 * costs.device_bytes / rates.bandwidth)
         entries = float(costs.n_rows) * costs.n_columns
         forming = entries / rates.formed + costs.forming_chunks(working) * rates.chunk
         seconds = method.prepare_seconds + method.sweeps * method.solve_seconds + forming
