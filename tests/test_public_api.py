@@ -64,7 +64,7 @@ def test_the_indices_name_every_metric() -> None:
         assert inspect.getdoc(getattr(nb.metrics, name))
 
 
-@pytest.mark.parametrize("name", ["ExactDual", "ExactPrimal", "Alternating", "Krylov", "Lanczos"])
+@pytest.mark.parametrize("name", ["ExactDual", "ExactPrimal", "Alternating", "Krylov", "Sketched", "Lanczos"])
 def test_projectors_exist(name: str) -> None:
     assert issubclass(getattr(nb.projectors, name), nb.projectors.Projector)
 

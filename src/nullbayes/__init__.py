@@ -18,7 +18,7 @@ Rows (matrices that are known by their products)
     ``DenseRows``, ``MatrixFreeRows``        of your own: no network needed
 
 Projectors (from noise to directions in the null space of rows)
-    ``projectors``                ExactDual, ExactPrimal, Alternating, Krylov, Lanczos
+    ``projectors``                ExactDual, ExactPrimal, Alternating, Krylov, Sketched, Lanczos
     ``plan``, ``Plan``            which projector a fit would use, why, and at what cost
 
 Other names

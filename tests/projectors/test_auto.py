@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nullbayes.errors import SettingsError
 from nullbayes.limits import LIMITS, PieceCosts, RowCosts, Storage
-from nullbayes.projectors import ExactDual, ExactPrimal, Krylov, Plan, choose
+from nullbayes.projectors import ExactDual, ExactPrimal, Krylov, Plan, Sketched, choose
 
 MIB, GIB = 2**20, 2**30
 
@@ -101,6 +101,17 @@ def test_normal_matrix_that_does_not_fit_is_not_planned() -> None:
     plan = choose(rows, n_samples=30, memory_limit=GIB // 2)  # less than 10,000²
     assert "normal matrix" not in plan.reason
     assert block_rows(plan) < 10_000
+
+
+def test_many_outputs_per_example_are_sketched_on_a_cpu_where_that_is_sooner(graphics_card: None) -> None:
+    def projector(outputs: int, n_rows: int = 20_000, device: str = "cpu") -> object:
+        rows = Shape(n_rows, 44_426, outputs, packed=12, device=device)
+        return choose(rows, n_samples=30, memory_limit=16 * GIB).projector
+
+    assert isinstance(projector(10), Sketched)
+    assert isinstance(projector(1), Krylov)  # no combinations of a single row
+    assert isinstance(projector(10, 2_000), Krylov)  # all of them are factored in a moment
+    assert isinstance(projector(10, device="cuda"), Krylov)
 
 
 @pytest.mark.parametrize("shape", [(20_000, 40_000), (60_000, 20_000)])

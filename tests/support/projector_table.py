@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Projection, Projector
+from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Projection, Projector, Sketched
 from nullbayes.testing import Case, cases, kernel_projector
 from support.drawing import randn
 
@@ -30,6 +30,7 @@ PROJECTORS: dict[str, Callable[[float], Projector]] = {
     "Krylov, coarse": lambda rtol: Krylov(Alternating(coarse=8), rtol=rtol),
     "Alternating, one block": lambda rtol: Alternating(rtol=rtol, block_rows=1000),
     "Krylov, one block": lambda rtol: Krylov(Alternating(block_rows=1000), rtol=rtol),
+    "Sketched": lambda rtol: Sketched(rtol=rtol),
     "Lanczos": lambda rtol: Lanczos(rtol=rtol),
 }
 WELL_CONDITIONED = (

@@ -10,9 +10,9 @@ There are four ways to form the rows of one input, or of a handful of inputs, of
   more than a copy per operation, so it pays where the forward passes of the copies would take longer.
 
 The last two rely on each parameter being used by its layer and nowhere else. The graph of every call is checked for
-that. Besides, the rows of the first inputs in each way, and of one in sixteen inputs later on, are compared with plain
-differentiation: this shows copies that influence each other, and operations that torch maps wrongly. A way whose rows
-differ is not taken again; where no other is left, the caller takes its usual one.
+that. Besides, the rows of the first inputs in each way, and of one in 128 inputs later on, are compared with plain
+differentiation, which takes as long again: this shows copies that influence each other, and operations that torch maps
+wrongly. A way whose rows differ is not taken again; where no other is left, the caller takes its usual one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CONVOLUTIONS = 2**18  # operations of a forward pass up to which convolutions a
 _COPIES = 64
 _FORWARD = 2**22  # operations of the forward passes of all copies, up to which copies are faster than maps
 _OPERATIONS = 2**25  # of all copies in the forward pass: beyond, numbers take longer than calls
-_FIRST, _ONE_IN = 32, 16  # inputs that are compared: all of the first, then one in so many
+_FIRST, _ONE_IN = 32, 128  # inputs that are compared: all of the first, then less than one in a hundred
 
 
 @full_precision()

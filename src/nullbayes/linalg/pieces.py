@@ -244,8 +244,11 @@ class OuterPiece(Piece):
         if self.weight is not None:
             weights = vectors[:, self.weight : self.weight + out * fan_in]
             if n <= _FEW_EXAMPLES:  # the copy below would take longer than the product
-                each = weights.unflatten(1, (out, fan_in)).mT
-                layer = torch.bmm(self.activations.expand(samples, n, fan_in), each).transpose(0, 1)
+                each, seen = weights.unflatten(1, (out, fan_in)), self.activations.expand(samples, n, fan_in)
+                if n == 1:  # the weights first: the other order takes up to twice as long
+                    layer = torch.bmm(each, seen.mT).permute(2, 0, 1)
+                else:
+                    layer = torch.bmm(seen, each.mT).transpose(0, 1)
             else:
                 layer = (self.activations @ weights.reshape(samples * out, fan_in).T).view(n, samples, out)
             del weights

@@ -5,6 +5,7 @@
 ``ExactPrimal``      eigenvectors of A⊤A: few parameters, any number of rows; can truncate to a tolerance
 ``Alternating``      block after block, the paper's algorithm
 ``Krylov``           conjugate gradients around it: the default; with a single block, a direct method refined
+``Sketched``         conjugate gradients on all rows, preconditioned by a part of them: examples with many outputs
 ``Lanczos``          removes a Krylov space: where not even a block of rows can be formed
 ===================  ======================================================================================
 
@@ -29,6 +30,7 @@ from nullbayes.projectors.direct import Lanczos as Lanczos
 from nullbayes.projectors.iteration import Iterative as Iterative
 from nullbayes.projectors.krylov import Krylov as Krylov
 from nullbayes.projectors.plan import Plan as Plan
+from nullbayes.projectors.sketched import Sketched as Sketched
 from nullbayes.projectors.stopping import Attempt as Attempt
 from nullbayes.projectors.stopping import check_noise as check_noise
 from nullbayes.projectors.stopping import check_tolerance as check_tolerance

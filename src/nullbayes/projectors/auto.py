@@ -18,10 +18,14 @@ from nullbayes.projectors.base import Projector
 from nullbayes.projectors.direct import Direct, ExactDual, ExactPrimal
 from nullbayes.projectors.krylov import Krylov
 from nullbayes.projectors.plan import Plan
+from nullbayes.projectors.sketched import Sketched, combinations
 from nullbayes.projectors.sweep import gram_precision
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
 _HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
+_OUTPUTS, _MANY = 3, 5_000  # rows per example, and rows, from which a part of them may be a good preconditioner
+_NARROW = 1.4  # `narrowness` of products with all rows in turn, without the solves of blocks in between
+_SKETCH_SWEEPS, _SKETCH_PRODUCTS = 36.0, 0.65  # to 1e-2 (LeNet, 2,000 images: 37); over products with all rows
 _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # to consider
 
 
@@ -193,6 +197,7 @@ class _Method:
     sweeps: float
     solve_flops: float  # per sweep, and those of tiles on a diagonal that are computed whole
     solve_seconds: float = 0.0  # per sweep
+    narrowness: float = 2.4  # seconds of products of rows with the samples, over those of square matrices
 
 
 @dataclass(frozen=True)
@@ -220,6 +225,9 @@ class _CostModel:
         fewer = self.n_columns < self.n_rows and costs.column_parts == 1
         if fewer and costs.storage not in ("matrix_free", "half", "factors"):
             plans.append(self._plan(self._primal()))
+        measured = costs.device.type == "cpu" and costs.processes == 1 and costs.storage == "device"
+        if measured and costs.rows_per_example >= _OUTPUTS and _MANY <= costs.n_rows <= costs.n_columns:
+            plans.append(self._plan(self._sketched()))
         return plans
 
     @property
@@ -322,12 +330,36 @@ class _CostModel:
             solve_seconds=max(4.0 * r * block * self.n_samples / factor_rate, 2.0 * factors / rates.bandwidth),
         )
 
+    def _sketched(self) -> _Method:
+        """Return conjugate gradients over all rows, preconditioned by a part of them."""
+        costs, rates, projector = self.costs, self.rates, Sketched(rtol=self.rtol)
+        count = combinations(projector.share, costs.rows_per_example)
+        size = -(-costs.n_rows // costs.rows_per_example) * count
+        precision = gram_precision(costs.dtype, costs.device, size)
+        rate = rates.double if precision == torch.float64 else rates.single
+        prepare = size**2 * costs.gram_flops / 2 + size**3 / 3.0
+        solve, products = 2.0 * size**2 * self.n_samples, _SKETCH_PRODUCTS * self._products
+        held = costs.full_bytes * count // costs.rows_per_example + 4 * costs.n_rows * count
+        return _Method(
+            projector=projector,
+            reason=f"{costs.n_rows:,} rows and {costs.n_columns:,} parameters are many for eigenvectors: conjugate "
+            f"gradients over all rows, preconditioned by {size:,} combinations of them",
+            block_rows=size,
+            matrix_bytes=size**2 * precision.itemsize + held,
+            factoring_bytes=max(panel_bytes(size, precision, costs.device), held),
+            prepare_flops=prepare,
+            prepare_seconds=prepare / rate,
+            sweeps=_SKETCH_SWEEPS * (1e-2 / self.rtol) ** 0.75,
+            solve_flops=solve + products,
+            solve_seconds=2.0 * solve / rate + _NARROW * products / rates.single,
+            narrowness=_NARROW,
+        )
+
     def _plan(self, method: _Method) -> Plan:
         """Add the bytes and seconds of the rows to those of a method."""
         costs, rates, block = self.costs, self.rates, method.block_rows
         peak, working = self._bytes(method)
-        products = 4.0 * costs.n_rows * self.n_samples * costs.product_flops
-        sweep = max(1.2 * products / rates.single, 2.0 * costs.device_bytes / rates.bandwidth)
+        sweep = max(method.narrowness * self._products / rates.single, 2.0 * costs.device_bytes / rates.bandwidth)
         entries = float(costs.n_rows) * costs.n_columns
         forming = entries / rates.formed + costs.forming_chunks(working) * rates.chunk
         seconds = method.prepare_seconds + method.sweeps * method.solve_seconds + forming
@@ -354,13 +386,17 @@ class _CostModel:
             n_parameters=self.n_columns,
             n_samples=self.n_samples,
             peak_bytes=peak,
-            operations=method.prepare_flops + products / 2 + method.solve_flops,
+            operations=method.prepare_flops + self._products + method.solve_flops,
             memory_limit=self.memory_limit,
             working_bytes=working,
             seconds=seconds + sweep * method.sweeps,
             processes=costs.processes * costs.column_parts,
             parameters_each=costs.n_columns if costs.column_parts > 1 else 0,
         )
+
+    @property
+    def _products(self) -> float:  # operations of the products of all rows with the samples, and back
+        return 2.0 * self.costs.n_rows * self.n_samples * self.costs.product_flops
 
     @property
     def _row_bytes(self) -> int:

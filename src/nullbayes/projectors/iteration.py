@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,6 @@ from torch import Tensor
 from nullbayes.errors import NullBayesError
 from nullbayes.projectors.base import Callback, Outcome, Projection, Projector, Store
 from nullbayes.projectors.stopping import Attempt, check_noise, finish_projection, relative_residual, residual_targets
-from nullbayes.projectors.sweep import SweepState
 
 Carry = tuple[Tensor, ...]  # each (S, ...); the first is the iterate v
 Step = Callable[[Carry, int], Carry]  # the state before step k, counted from 1, and k -> the state after it
@@ -57,14 +57,14 @@ class Iterative(Projector):
     max_sweeps: int
 
     @abstractmethod
-    def _start(self, state: SweepState, noise: Tensor) -> Carry:
+    def _start(self, state: Any, noise: Tensor) -> Carry:
         """Return the state of the iteration before the first step."""
 
     @abstractmethod
-    def _step(self, state: SweepState) -> Step:
+    def _step(self, state: Any) -> Step:
         """Return the function that takes a step."""
 
-    def _apply(self, state: SweepState, noise: Tensor, callback: Callback | None, store: Store | None) -> Projection:
+    def _apply(self, state: Any, noise: Tensor, callback: Callback | None, store: Store | None) -> Projection:
         rows = state.rows
         noise = check_noise(rows, noise)
         before = rows.norms(noise)
@@ -132,7 +132,7 @@ _STORED = ("directions", "norms", "best", "reached", "taken", "active")
 
 def _run(
     loop: _Loop,
-    state: SweepState,
+    state: Any,
     step: Step,
     target: Tensor,  # (S,)
     max_sweeps: int,

@@ -1,0 +1,214 @@
+r"""Sketched: conjugate gradients on all rows, preconditioned by a few random combinations of the rows of each example.
+
+With :math:`\tilde A` the rows scaled to unit length, conjugate gradients on
+:math:`\tilde A^\top \tilde A x = \tilde A^\top \tilde A \varepsilon` minimize :math:`\|\tilde A (\varepsilon - x)\|`
+over their Krylov space, which is the residual itself. The preconditioner is :math:`M = B^\top B + \delta`, where the
+rows of :math:`B` are random combinations of those of :math:`\tilde A`: :math:`B^\top B` is proportional to
+:math:`\tilde A^\top \tilde A` in expectation, and its factor takes the cube of the share of the rows. Both
+:math:`M^{-1}` and :math:`\tilde A^\top \tilde A` map the row space to itself, so that no step touches the null space.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from nullbayes.errors import SettingsError
+from nullbayes.linalg.held import HeldBlock, HeldRows
+from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
+from nullbayes.linalg.rows import Rows
+from nullbayes.linalg.spectral import CholeskyFactor, factor_shifted
+from nullbayes.projectors.base import StepSchedule
+from nullbayes.projectors.iteration import Carry, Iterative, Step
+from nullbayes.projectors.stopping import check_least, check_noise, check_tolerance
+from nullbayes.projectors.sweep import gram_precision
+
+_SHIFT = 10.0  # δ over the tolerance: measured on rows of image networks, half or twice as much costs a few sweeps
+_LEAST_SHIFT = 1e-2  # δ at least: a part of the rows tells no more of the directions that they hardly see
+_RENEW_EVERY = 20  # steps after which the recurred gradient is replaced by the true one, because it drifts
+_CLEAN_STEPS = 4  # the gradient is long before, and so is its rounding
+_SEED = 0x736B65
+
+
+@dataclass(frozen=True)
+class SketchState:
+    """The rows, the factors that scale them to unit length, and the preconditioner."""
+
+    rows: Rows
+    scale: Tensor  # (R,)
+    weights: Tensor  # (n, c, O) of the combinations
+    sketch: HeldBlock
+    factor: CholeskyFactor
+    precision: torch.dtype
+
+    def mv(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, R)
+        """Multiply with Ã."""
+        return self.rows.mv(vectors) * self.scale
+
+    def rmv(self, vectors: Tensor) -> Tensor:  # (S, R) -> (S, P)
+        """Multiply with the transpose of Ã."""
+        return self.rows.rmv(vectors * self.scale)
+
+    def precondition(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
+        """Multiply with δ M⁻¹, by Woodbury's identity."""
+        return vectors - self.sketch.rmv(self.factor.solve(self.sketch.mv(vectors)))
+
+    def unprecondition(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
+        """Multiply with M / δ."""
+        scale = self.factor.scale.to(vectors.dtype)
+        return vectors + self.sketch.rmv(self.sketch.mv(vectors) * scale * scale) / self.factor.shift
+
+    def search(self, changes: Tensor, *, clean: bool) -> tuple[Tensor, Tensor]:  # (S, R) -> (S, P), (S, P)
+        """Return the gradient Ã⊤ρ of changes ρ = Ã v, and δ M⁻¹ of it, Ã⊤ρ - B⊤s with B = Ω Ã.
+
+        A difference leaves the rounding of the gradient in the null space, multiplied by 1/δ. The clean form is a
+        product with the rows, Ã⊤(ρ - Ω⊤s), which has no part there and takes a little longer.
+        """
+        gradient = self.rmv(changes)
+        solved = self.factor.solve(self.sketch.mv(gradient))
+        if not clean:
+            return gradient, gradient - self.sketch.rmv(solved)
+        spread = solved.view(len(changes), *self.weights.shape[:2]).transpose(0, 1) @ self.weights  # (n, S, O)
+        return gradient, self.rmv(changes - spread.transpose(0, 1).flatten(1))
+
+
+@dataclass(frozen=True)
+class Sketched(Iterative):
+    r"""Accelerate conjugate gradients on all rows by the factor of a few random combinations of them.
+
+    Cost for m combinations: :math:`m^2 P` operations for their Gram matrix, :math:`m^3/3` for its factor, and per sweep
+    of S samples the products with the rows and with the combinations, at most :math:`8RPS`. It wins where examples have
+    several outputs and all rows in one block are too many to be factored. Where an example has a single row, the
+    combinations are the rows themselves.
+
+    Parameters
+    ----------
+    share : float
+        Combinations per row, between 0 and 1: 0.3 takes three random combinations of the ten rows of each example.
+    rtol, atol : float
+        The tolerance of the stopping rule, relative to ``|A noise|`` and absolute.
+    max_sweeps : int
+        The number of sweeps after which to give up.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> projector = nb.projectors.Sketched(rtol=1e-3)
+    >>> state = projector.prepare(nb.DenseRows(torch.eye(2, 3)))
+    >>> projector.apply(state, torch.ones(1, 3)).directions.round(decimals=2)
+    tensor([[0., 0., 1.]])
+    """
+
+    share: float = 0.3
+    rtol: float = 1e-2
+    atol: float = 0.0
+    max_sweeps: int = 500
+
+    def __post_init__(self) -> None:
+        check_tolerance(self.rtol, self.atol)
+        check_least("max_sweeps", self.max_sweeps, 1)
+        if not 0.0 < self.share <= 1.0:
+            msg = f"share must lie above 0 and be at most 1, such as 0.3, not {self.share}."
+            raise SettingsError(msg)
+
+    @property
+    def memory_advice(self) -> str:
+        """Advise a smaller sketch."""
+        return "lower share or n_samples"
+
+    def smaller(self, rows: Rows) -> Sketched | None:
+        """Return the same with half of the combinations, or None where an example has a single one."""
+        now = combinations(self.share, rows.rows_per_example)
+        return replace(self, share=now // 2 / rows.rows_per_example) if now > 1 else None
+
+    def _prepare(self, rows: Rows) -> SketchState:
+        if rows.n_parts > 1:
+            msg = "Sketched works in one process: use projector=nb.projectors.Krylov() for rows of several processes."
+            raise SettingsError(msg)
+        scale = rows.unit_scale(self.rtol).to(rows.dtype)
+        count = combinations(self.share, rows.rows_per_example)
+        weights, sketch = combine(rows, count, scale)
+        precision = gram_precision(rows.dtype, rows.device, sketch.n_rows)
+        shift = max(_LEAST_SHIFT, _SHIFT * self.rtol) * count / rows.rows_per_example
+        factor = factor_shifted(lambda: sketch.gram(precision), rows.dtype, shift)
+        return SketchState(rows, scale, weights, sketch, factor, precision)
+
+    def _start(self, state: SketchState, noise: Tensor) -> Carry:
+        changes = state.mv(noise)
+        gradient, search = state.search(changes, clean=True)
+        return noise, search, changes, (gradient * search).sum(1)
+
+    def _step(self, state: SketchState) -> Step:
+        return _conjugate_gradients(state)
+
+    def apply_transposed(self, state: SketchState, schedule: StepSchedule, vectors: Tensor) -> Tensor:
+        """Take the steps of the sample, with its step lengths: a polynomial p(M⁻¹H), the transpose of M p(M⁻¹H) M⁻¹."""
+        own, others = (check_noise(state.rows, part) for part in (schedule.noise, vectors))
+        carry = self._start(state, torch.cat([own, state.precondition(others)]))
+        step = _conjugate_gradients(state, lead=1)
+        for k in range(schedule.sweeps):
+            carry = step(carry, k + 1)
+        return state.unprecondition(carry[0][1:])
+
+
+def combinations(share: float, rows_per_example: int) -> int:
+    """Return how many combinations are taken of the rows of an example."""
+    return max(1, math.ceil(share * rows_per_example - 1e-9))
+
+
+def combine(rows: Rows, count: int, scale: Tensor) -> tuple[Tensor, HeldBlock]:  # (R,) -> (n, count, O), block
+    """Combine the scaled rows of each example ``count`` times; return orthonormal weights and combinations, held."""
+    each, generator = rows.rows_per_example, torch.Generator(device="cpu").manual_seed(_SEED)
+    drawn = torch.randn(rows.n_rows // each, each, count, generator=generator, dtype=torch.float64, device="cpu")
+    weights = torch.linalg.qr(drawn)[0].mT.to(rows.device, rows.dtype)
+    parts: list[list[Piece]] = []
+    for where, block in rows.blocks(rows.rows_per_pass):
+        here = slice(where.start // each, where.stop // each)
+        scaled = weights[here] * scale[where].view(-1, 1, each)
+        part: list[Piece] = []
+        for gradients, activations, column in block.factors():
+            combined = scaled @ gradients  # (n, count, q)
+            if activations is None:
+                part.append(DensePiece(combined.flatten(0, 1), column))
+            else:
+                part.append(OuterPiece(activations, combined, column, None))
+        parts.append(part)
+    pieces = [
+        same[0].of(tuple(torch.cat(tensors) for tensors in zip(*(p.tensors() for p in same), strict=True)))
+        for same in zip(*parts, strict=True)
+    ]
+    held = HeldRows(pieces, n_rows=len(weights) * count, n_columns=rows.n_columns, like=weights, rows_per_example=count)
+    held.working_bytes = rows.working_bytes
+    return weights, held.block(0, held.n_rows)
+
+
+def _conjugate_gradients(state: SketchState, lead: int | None = None) -> Step:
+    """Return a step of preconditioned conjugate gradients.
+
+    Step lengths are those of each vector, or with ``lead=1`` those of the first for all. The carry consists of the
+    iterate v, the search direction, Ã v, and the squared length of the gradient in the norm of δ M⁻¹.
+    """
+    tiny, floor = torch.finfo(state.rows.dtype).tiny, torch.finfo(state.rows.dtype).eps ** 2
+
+    def dot(a: Tensor, b: Tensor) -> Tensor:  # (S, n), (S, n) -> (S,)
+        return (a[:lead] * b[:lead]).sum(1)
+
+    def step(carry: Carry, k: int) -> Carry:
+        v, search, changes, energy = carry
+        image = state.mv(search)
+        curvature = dot(image, image)
+        # once the changes are all rounding, a step would follow it: the iterate stays
+        useful = (curvature > 0) & (dot(changes, changes) > floor * dot(v, v))
+        length = torch.where(useful, dot(changes, image) / curvature.clamp_min(tiny), 0.0)[:, None]
+        v = torch.addcmul(v, length, search, value=-1.0)
+        changes = torch.addcmul(changes, length, image, value=-1.0) if k % _RENEW_EVERY else state.mv(v)
+        gradient, preconditioned = state.search(changes, clean=k <= _CLEAN_STEPS)
+        after = dot(gradient, preconditioned)
+        weight = torch.where(useful, after / energy[:lead].clamp_min(tiny), 0.0)[:, None]
+        return v, torch.addcmul(preconditioned, weight, search), changes, after.expand(len(v)).clone()
+
+    return step

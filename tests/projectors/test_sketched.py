@@ -1,0 +1,69 @@
+"""Conjugate gradients with a sketch as preconditioner reach the dense answer, whatever part of the rows it combines."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import nullbayes as nb
+from nullbayes.errors import SettingsError
+from nullbayes.projectors import Sketched, StepSchedule
+from nullbayes.testing import kernel_projector
+from support.drawing import randn
+
+OUTPUTS = 5
+
+
+def grouped(n: int = 12, columns: int = 90) -> nb.DenseRows:
+    """Rows of which five at a time belong to one example, of different lengths; two of them are zero."""
+    generator = torch.Generator().manual_seed(0)
+    matrix = randn(n * OUTPUTS, columns, dtype=torch.float64, generator=generator)
+    matrix *= torch.logspace(0, -2, len(matrix), dtype=torch.float64)[:, None]
+    matrix[7:9] = 0.0
+    rows = nb.DenseRows(matrix)
+    rows.rows_per_example = OUTPUTS
+    return rows
+
+
+def drawn(n: int, columns: int) -> Tensor:
+    return randn(n, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 1.0])
+def test_every_share_of_the_rows_leads_to_the_dense_answer(share: float) -> None:
+    rows, noise = grouped(), drawn(4, 90)
+    projector = Sketched(share, rtol=1e-10)
+    projection = projector.apply(projector.prepare(rows), noise)
+    torch.testing.assert_close(projection.directions, noise @ kernel_projector(rows.dense()), atol=1e-7, rtol=0)
+
+
+def test_a_sketch_of_more_rows_takes_fewer_sweeps() -> None:
+    rows, noise = grouped(), drawn(4, 90)
+    sweeps = []
+    for share in (0.2, 1.0):
+        projector = Sketched(share, rtol=1e-6)
+        sweeps.append(projector.apply(projector.prepare(rows), noise).info.sweeps)
+    assert sweeps[1] < 0.7 * sweeps[0]
+
+
+def test_transposed_steps_are_the_transpose_of_the_steps_of_a_sample() -> None:
+    rows, noise = grouped(), drawn(1, 90)
+    projector = Sketched(0.4, rtol=1e-2)
+    state = projector.prepare(rows)
+    projection = projector.apply(state, noise)
+    schedule = StepSchedule(noise, int(projection.info.sweeps_per_sample[0]))
+    transposed = projector.apply_transposed(state, schedule, torch.eye(90, dtype=torch.float64))  # rows: map⊤ e_i
+    torch.testing.assert_close(noise @ transposed.T, projection.directions, atol=1e-9, rtol=1e-9)
+
+
+def test_smaller_ends_at_one_combination_of_each_example() -> None:
+    rows, projector, counts = grouped(), Sketched(1.0), []
+    while projector is not None:
+        counts.append(projector.prepare(rows).sketch.n_rows // 12)
+        projector = projector.smaller(rows)
+    assert counts == [5, 2, 1]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, float("nan")])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(SettingsError, match="share must lie above 0"):
+        Sketched(share)
