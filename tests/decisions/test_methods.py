@@ -43,7 +43,7 @@ def default_kind(method: Method) -> str:
 
 def own_score(method: Method) -> str | None:
     """The statistic that is the method's own: a variance, or the score of a method that is nothing else."""
-    return "max_variance" if "max_variance" in method.scores else None if method.samples else method.scores[0]
+    return "sum_variance" if "sum_variance" in method.scores else None if method.samples else method.scores[0]
 
 
 def calibrated(method: Method, **how: Any) -> Any:

@@ -199,7 +199,7 @@ def check_refusals(found: dict[str, str], rank: int) -> None:
     assert "different networks" in found["other network"]
     assert "1 tensors, which 2 processes cannot divide" in found["few tensors"]
     assert "leave it out" in found["checkpoint"]
-    for what in ("primal", "Lanczos", "coarse"):
+    for what in ("primal", "Lanczos", "Sketched", "coarse"):
         assert "needs all columns in one process" in found[what], what
     assert "DTensor" in found["DTensor"]
     assert "get_model_state_dict" in found["DTensor"]

@@ -200,6 +200,7 @@ def refusals(rank: int) -> dict[str, str]:
         "checkpoint": fit(checkpoint="never"),
         "primal": fit(projector=nb.projectors.ExactPrimal()),
         "Lanczos": fit(projector=nb.projectors.Lanczos(10)),
+        "Sketched": fit(projector=nb.projectors.Sketched()),
         "coarse": fit(projector=Krylov(Alternating(coarse=5))),
         "DTensor": refusal(sharded),
         "after": fit(n_samples=2),

@@ -9,7 +9,7 @@ from nullbayes.testing import Case, cases, kernel_dimension, kernel_projector, m
 
 pytestmark = pytest.mark.cpu  # where the matrices are made
 BY_NAME = {case.name: case for case in cases()}
-PROJECTORS = {"ExactDual", "ExactPrimal", "Alternating", "Krylov", "Lanczos"}
+PROJECTORS = {"ExactDual", "ExactPrimal", "Alternating", "Krylov", "Lanczos", "Sketched"}
 
 RANKED = {name: case for name, case in BY_NAME.items() if case.rank is not None}
 

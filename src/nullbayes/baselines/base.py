@@ -28,7 +28,7 @@ from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.header import Fields, count
-from nullbayes.posteriors.scoring import COMBINED, Scoring
+from nullbayes.posteriors.scoring import COMBINED, VARIANCE, Scoring
 from nullbayes.precision import full_precision
 from nullbayes.predictive import SCORES, Mask, Prediction, default_link, joined, scores_of
 
@@ -187,7 +187,7 @@ class Baseline(SamplePosterior):
         """
         method, default = self._method, self._method.default_score(self._likelihood)
         own = {} if method.own_score is None else {method.own_score: self._own_scores}
-        membership = "max_variance" if "max_variance" in method.scores else None if self._fewest else method.own_score
+        membership = VARIANCE if VARIANCE in method.scores else None if self._fewest else method.own_score
         applies = default in own or default in scores_of(self._likelihood)
         calibrated = default if method.scores is not SCORES and applies else COMBINED
         return Scoring(default, method.scores, own, membership, calibrated)

@@ -21,6 +21,9 @@ from nullbayes.predictive import SCORES, Mask, Prediction, check_per, score, sco
 OwnScore = Callable[[Any, str, Mask], Tensor]  # (inputs, per, mask) -> scores
 
 
+VARIANCE = "sum_variance"  # of samples, in the combined score: that of all outputs is less noisy than the largest
+
+
 @dataclass(frozen=True)
 class Scoring:
     """Which scores a posterior has.
@@ -42,7 +45,7 @@ class Scoring:
     default: str
     kinds: tuple[str, ...] = SCORES
     own: Mapping[str, OwnScore] = field(default_factory=dict)
-    membership: str | None = "max_variance"
+    membership: str | None = VARIANCE
     calibrated: str = COMBINED
 
 

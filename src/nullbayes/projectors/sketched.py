@@ -129,6 +129,7 @@ class Sketched(Iterative):
         if rows.n_parts > 1:
             msg = "Sketched works in one process: use projector=nb.projectors.Krylov() for rows of several processes."
             raise SettingsError(msg)
+        rows.check_whole("Sketched")
         scale = rows.unit_scale(self.rtol).to(rows.dtype)
         count = combinations(self.share, rows.rows_per_example)
         weights, sketch = combine(rows, count, scale)
