@@ -68,6 +68,38 @@ def double_is_fast(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) in _FAST_DOUBLE
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What a device does per second. The ratios decide between methods; the plan's seconds follow from all of them."""
+
+    single: float  # operations of float32 matrix products
+    double: float  # operations of float64 matrix products
+    narrow: float  # operations of products of ten-bit numbers
+    bandwidth: float  # bytes
+    transfer: float  # bytes from the host
+    formed: float  # entries of Jacobian rows
+    chunk: float  # seconds to form a chunk of rows, however small
+
+
+# Round numbers for one machine of each kind. `python -m benchmarks.rates [--device cuda] [--threads 1]` prints those
+# of another; on an H200: 5.1e13, 6.2e13, 7.1e14, 4.2e12, 5.5e10, 7.6e10, 2.7e-3 (with rows of a very small network).
+_CPU = Rates(single=1.5e11, double=0.75e11, narrow=1.5e11, bandwidth=2e10, transfer=2e10, formed=1e9, chunk=3e-3)
+_ONE_THREAD = Rates(
+    single=0.75e11, double=0.375e11, narrow=0.75e11, bandwidth=1e10, transfer=1e10, formed=0.5e9, chunk=6e-3
+)
+_CUDA = Rates(single=4.5e13, double=4e13, narrow=3e14, bandwidth=3e12, transfer=2e10, formed=2e10, chunk=4e-2)
+_CUDA_SINGLE = Rates(  # cards whose float64 is slow
+    single=2e13, double=4e11, narrow=6e13, bandwidth=8e11, transfer=1e10, formed=1e10, chunk=4e-2
+)
+
+
+def rates_of(device: torch.device) -> Rates:
+    """Return what a device does per second."""
+    if device.type == "cuda":
+        return _CUDA if double_is_fast(device) else _CUDA_SINGLE
+    return _ONE_THREAD if torch.get_num_threads() == 1 else _CPU
+
+
 def tile_rows(device: torch.device, working_bytes: int) -> int:
     """Return the rows of a tile of a Gram matrix, such that three float64 tiles fill half of the working bytes."""
     return max(1, min(limits(device).tile_rows, math.isqrt(working_bytes // 48)))

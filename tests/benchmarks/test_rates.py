@@ -8,7 +8,7 @@ import pytest
 import torch
 from benchmarks.rates import measure
 
-from nullbayes.projectors.auto import Rates
+from nullbayes.limits import Rates
 
 
 @pytest.mark.slow

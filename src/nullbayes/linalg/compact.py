@@ -181,11 +181,11 @@ class TablePiece(Piece):
             total[start : start + step] = similar.mul_(same[:, None, :, :, None, :]).sum(dim=(2, 5))
         return total.view(n * outputs, m * outputs)
 
-    def squared_lengths(self, rows_per_example: int) -> Tensor:  # (m,)
-        """Return the squared length of each row, of gradients of the same token together."""
+    def add_squares(self, rows_per_example: int, result: Tensor) -> None:  # (m,)
+        """Add the squares of the gradients, of the same token together."""
         gradients = self.gradients.double()
         same = self.chosen[:, None, :] == self.chosen[:, :, None]  # (n, T, T)
-        return (gradients @ gradients.mT).mul_(same[:, None]).sum(dim=(2, 3)).flatten()
+        result += (gradients @ gradients.mT).mul_(same[:, None]).sum(dim=(2, 3)).flatten()
 
     def factors(self, rows_per_example: int) -> list[Factors]:
         """Return the entries of each example, in float64."""

@@ -84,12 +84,10 @@ class HeldBlock(Block):
         """Return the factors of every piece."""
         return [factors for piece in self.pieces for factors in piece.factors(self.rows_per_example)]
 
-    def squared_lengths(self) -> Tensor:  # (m,)
-        """Return the squared length of each row, in float64, summed over the pieces."""
-        total = torch.zeros(self.n_rows, dtype=torch.float64, device=self.like.device)
+    def add_squares(self, result: Tensor) -> None:  # (m,)
+        """Add the squares of the entries of each row to ``result``, piece by piece."""
         for part, rows in self._parts(1):
-            total[rows] += part.squared_lengths(self.rows_per_example)
-        return total
+            part.add_squares(self.rows_per_example, result[rows])
 
 
 def fill_gram(result: Tensor, left: HeldBlock, right: HeldBlock, *, symmetric: bool = False) -> None:  # (m, m')

@@ -68,9 +68,9 @@ class Piece(ABC):
     def factors(self, rows_per_example: int) -> list[Factors]:
         """Return the piece as products of gradients and activations, with ``rows_per_example`` rows per example."""
 
-    def squared_lengths(self, rows_per_example: int) -> Tensor:  # (m,)
-        """Return the squared length of each row, in float64."""
-        return squared_lengths(self.factors(rows_per_example))
+    def add_squares(self, rows_per_example: int, result: Tensor) -> None:  # (m,)
+        """Add the squares of the entries of each row to ``result``, in float64."""
+        add_squares(self.factors(rows_per_example), result)
 
     @abstractmethod
     def outline(self, outputs: int) -> Piece:
@@ -313,15 +313,13 @@ class OuterPiece(Piece):
         return PieceCosts(self._held_bytes(), gram, product, *self.product_bytes)
 
 
-def squared_lengths(factors: Sequence[Factors]) -> Tensor:  # (n * O,)
-    """Return the squared length of each row, in float64."""
-    shares = []
+def add_squares(factors: Sequence[Factors], result: Tensor) -> None:  # (n * O,)
+    """Add the squares of the entries of each row to ``result``, in float64."""
     for gradients, activations, _ in factors:
         share = gradients.double().square().sum(2)
         if activations is not None:
             share *= activations.double().square().sum(1, keepdim=True)
-        shares.append(share.flatten())
-    return torch.stack(shares).sum(0)
+        result += share.flatten()
 
 
 def normal_flops(factors: Sequence[Factors]) -> float:

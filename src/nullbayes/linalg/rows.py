@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nullbayes.errors import NullBayesError, SettingsError
 from nullbayes.limits import PieceCosts, RowCosts, Storage, limits
-from nullbayes.linalg.pieces import Factors, squared_lengths
+from nullbayes.linalg.pieces import Factors, add_squares
 from nullbayes.precision import full_precision
 
 
@@ -45,9 +45,9 @@ class Block(ABC):
         """Return the rows as products of gradients and activations; entries are a special case."""
         return [Factors(self.dense()[:, None, :], None, 0)]
 
-    def squared_lengths(self) -> Tensor:  # (m,)
-        """Return the squared length of each row, in float64."""
-        return squared_lengths(self.factors())
+    def add_squares(self, result: Tensor) -> None:  # (m,)
+        """Add the squares of the entries of each row to ``result``, in float64."""
+        add_squares(self.factors(), result)
 
 
 class Rows(ABC):
@@ -240,7 +240,9 @@ class Rows(ABC):
         """Return the length of each row, in float64."""
         parts = []
         for _, block in self.blocks(self.rows_per_pass):
-            parts.append(block.squared_lengths().sqrt())
+            squares = torch.zeros(block.n_rows, dtype=torch.float64, device=self.device)
+            block.add_squares(squares)
+            parts.append(squares.sqrt())
         lengths = torch.cat(parts)
         if not torch.isfinite(lengths).all():
             msg = "Rows hold NaN or Inf, or entries whose squares overflow: look for extreme values in them."

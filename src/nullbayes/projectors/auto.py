@@ -11,7 +11,16 @@ from dataclasses import dataclass
 import torch
 
 from nullbayes.errors import SettingsError
-from nullbayes.limits import VECTORS_PER_SAMPLE, RowCosts, Storage, double_is_fast, normal_bytes, panel_bytes, tile_rows
+from nullbayes.limits import (
+    VECTORS_PER_SAMPLE,
+    Rates,
+    RowCosts,
+    Storage,
+    normal_bytes,
+    panel_bytes,
+    rates_of,
+    tile_rows,
+)
 from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.alternating import Alternating
 from nullbayes.projectors.base import Projector
@@ -27,37 +36,6 @@ _OUTPUTS, _MANY = 3, 5_000  # rows per example, and rows, from which a part of t
 _NARROW = 1.4  # `narrowness` of products with all rows in turn, without the solves of blocks in between
 _SKETCH_SWEEPS, _SKETCH_PRODUCTS = 36.0, 0.65  # to 1e-2 (LeNet, 2,000 images: 37); over products with all rows
 _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # to consider
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rates:
-    """What a device does per second. The ratios decide between methods; the plan's seconds follow from all of them."""
-
-    single: float  # operations of float32 matrix products
-    double: float  # operations of float64 matrix products
-    narrow: float  # operations of products of ten-bit numbers
-    bandwidth: float  # bytes
-    transfer: float  # bytes from the host
-    formed: float  # entries of Jacobian rows
-    chunk: float  # seconds to form a chunk of rows, however small
-
-
-# Round numbers for one machine of each kind. `python -m benchmarks.rates [--device cuda] [--threads 1]` prints those
-# of another; on an H200: 5.1e13, 6.2e13, 7.1e14, 4.2e12, 5.5e10, 7.6e10, 2.7e-3 (with rows of a very small network).
-_CPU = Rates(single=1.5e11, double=0.75e11, narrow=1.5e11, bandwidth=2e10, transfer=2e10, formed=1e9, chunk=3e-3)
-_ONE_THREAD = Rates(
-    single=0.75e11, double=0.375e11, narrow=0.75e11, bandwidth=1e10, transfer=1e10, formed=0.5e9, chunk=6e-3
-)
-_CUDA = Rates(single=4.5e13, double=4e13, narrow=3e14, bandwidth=3e12, transfer=2e10, formed=2e10, chunk=4e-2)
-_CUDA_SINGLE = Rates(  # cards whose float64 is slow
-    single=2e13, double=4e11, narrow=6e13, bandwidth=8e11, transfer=1e10, formed=1e10, chunk=4e-2
-)
-
-
-def _rates(device: torch.device) -> Rates:
-    if device.type == "cuda":
-        return _CUDA if double_is_fast(device) else _CUDA_SINGLE
-    return _ONE_THREAD if torch.get_num_threads() == 1 else _CPU
 
 
 def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2, host_limit: int = 0) -> Plan:
@@ -211,7 +189,7 @@ class _CostModel:
 
     @property
     def rates(self) -> Rates:
-        return _rates(self.costs.device)
+        return rates_of(self.costs.device)
 
     def plans(self) -> list[Plan]:
         """Return the plans of all methods, or of a direct one alone if it fits."""
