@@ -34,14 +34,14 @@ from support.models import (
 
 each_model = pytest.mark.parametrize("case", MODELS.values(), ids=lambda case: case.name)
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-each_storage = pytest.mark.parametrize("storage", ["recompute", "parts", "matrix_free", "kept", "host"])
+each_storage = pytest.mark.parametrize("storage", ["recompute", "parts", "matrix_free", "kept", "factors", "host"])
 
 
 def opened(kind: type, storage: str, *args: Any, **kwargs: Any) -> nb.Rows:
     if storage == "kept":
         return kind(*args, **kwargs).keep()
-    if storage == "host":
-        return kind(*args, **kwargs).stored("host")
+    if storage in ("factors", "host"):
+        return kind(*args, **kwargs).stored(storage)
     if storage == "parts":  # an example at a time, however large the block
         rows = kind(*args, **kwargs)
         rows.working_bytes = 1
