@@ -14,8 +14,9 @@ from support.joint_work import MATRICES, ROUGH, everything, noise_for, solve, ta
 from support.projector_table import CASES, PROJECTORS, stalls
 from support.together import together
 
+ALONE = "Sketched"  # which works in one process
 QUICK = ("Krylov", "Krylov, coarse")
-OTHERS = tuple(name for name in PROJECTORS if name not in QUICK)
+OTHERS = tuple(name for name in PROJECTORS if name not in (*QUICK, ALONE))
 
 
 @cache
@@ -59,7 +60,13 @@ def test_projection_by_two_processes_is_the_dense_one_for_all_projectors() -> No
 
 @pytest.mark.slow
 def test_projection_by_four_processes_is_the_dense_one() -> None:
-    check(4, tuple(name for name in PROJECTORS if "Alternating" not in name))  # which is four times as slow
+    check(4, tuple(name for name in PROJECTORS if "Alternating" not in name and name != ALONE))  # four times as slow
+
+
+@pytest.mark.slow
+def test_a_projector_for_one_process_refuses_several() -> None:
+    for found in together(everything, 2, (ALONE,)):
+        assert "Sketched works in one process: use projector=nb.projectors.Krylov()" in str(found)
 
 
 def check(n: int, names: tuple[str, ...]) -> None:
