@@ -36,7 +36,8 @@ def run(settings: Settings) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     notes = [
         "one thread; medians of calls in turns; bound = 3 forward passes + 2 ms",
-        "bare: a forward and a backward pass of bare torch, a copy of the input for each output; rows take as much",
+        "bare: a forward and a backward pass of bare torch, a copy of the input for each output, and a product of "
+        "rows with the samples: the least that a prediction with samples can take",
     ]
     with one_thread():
         for name in settings.options.networks:
@@ -67,7 +68,9 @@ def _measure(settings: Settings, name: str) -> dict[str, Any]:
         "forward": plain, "predict": posterior.predict, "score": lambda one: posterior.ood_score(one, "max_variance"),
     }  # fmt: skip
     if parameters is None:
-        calls["bare"] = lambda one: _bare(model, one, classes)
+        samples = posterior.directions
+        rows = torch.randn(classes, samples.shape[1], dtype=samples.dtype, device=device)
+        calls["bare"] = lambda one: (_bare(model, one, classes), rows @ samples.T)
     times: dict[str, list[float]] = {what: [] for what in calls}
     for i in range(-2, o.repeats):  # what is found out once is no part of it
         one = x[i % len(x)][None]
@@ -93,7 +96,7 @@ def _measure(settings: Settings, name: str) -> dict[str, Any]:
 
 
 def _bare(model: nn.Module, one: Tensor, outputs: int) -> None:
-    """Differentiate every output of one input by bare torch: the least that the rows of its outputs can take.
+    """Differentiate every output of one input by bare torch: less than the rows of its outputs can take.
 
     The input is copied once for each output, and one backward pass goes through all copies, down to the first layer.
     """

@@ -111,7 +111,7 @@ def test_a_way_whose_rows_were_wrong_is_not_taken_again(monkeypatch: pytest.Monk
     ("way", "limits"),
     [
         ("at once", {}),
-        ("by output", {"_AT_ONCE": 0, "_OUTPUTS": 7}),
+        ("by output", {"_CONVOLUTIONS": 0, "_OUTPUTS": 7}),
         ("by copies", {"_AT_ONCE": 0}),
         ("mapped", {"_AT_ONCE": 0, "_FORWARD": 0}),
     ],

@@ -33,7 +33,7 @@ from nullbayes.precision import full_precision
 
 _OUTPUTS = 4  # as many backward passes take no longer than copies
 _ENTRIES = 2**21  # of the rows that are formed by output, whole
-_AT_ONCE = 400_000  # of those that are formed at once: beyond, copies of layers' inputs are less to write
+_AT_ONCE = 400_000  # of those of many outputs that are formed at once: beyond, copies of layers' inputs are faster
 _CONVOLUTIONS = 2**18  # operations of a forward pass up to which convolutions are mapped, too
 _COPIES = 64
 _FORWARD = 2**22  # operations of the forward passes of all copies, up to which copies are faster than maps
@@ -64,8 +64,8 @@ def form_few(rows: RowBuilder, x: Any, y: Tensor) -> tuple[Tensor, list[Piece]] 
 def _way(rows: RowBuilder, n: int) -> str | None:
     """Return the fastest way for so many inputs among those that have not failed yet; None for the usual one."""
     width, entries = rows.width, rows.width * rows.network.n_parameters
-    failed = rows.reasons
-    if n == 1 and width > 1 and entries <= _AT_ONCE and "at once" not in failed and _maps_well(rows):
+    failed, at_once = rows.reasons, _ENTRIES if width <= _OUTPUTS else _AT_ONCE
+    if n == 1 and width > 1 and entries <= at_once and "at once" not in failed and _maps_well(rows):
         return "at once"
     if n == 1 and width <= _OUTPUTS and entries <= _ENTRIES and "by output" not in failed:
         return "by output"
