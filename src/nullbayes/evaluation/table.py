@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nullbayes.errors import optional
+from nullbayes.evaluation.entries import CALIBRATED
 from nullbayes.evaluation.judging import LEVEL
 
 if TYPE_CHECKING:
@@ -156,7 +157,17 @@ def as_text(evaluation: Evaluation) -> str:
         legend += "; [,] 90 % interval over resampled examples"
     if any(row.aurc is not None for row in evaluation.rows):
         legend += "\nAURC: mean loss of the predictions that are kept while the score rejects the strangest inputs"
-    return "\n\n".join([*(_block(names, block) for block in blocks), legend])
+    return "\n\n".join([*(_block(names, block) for block in blocks), legend + _unlike(evaluation.rows)])
+
+
+def _unlike(rows: tuple[EvaluationRow, ...]) -> str:
+    """Say which methods are not calibrated beside others that are."""
+    calibrated = {row.method for row in rows if row.score == CALIBRATED}
+    others = dict.fromkeys(row.method for row in rows if row.method not in calibrated)
+    if not (calibrated and others):
+        return ""
+    some = ", ".join(list(others)[:3]) + ", ..." * (len(others) > 3)
+    return f"\nnot calibrated: {some}; call calibrate(held_out) on all methods, or on none, to compare like with like"
 
 
 def _cells(column: Column, rows: tuple[EvaluationRow, ...]) -> _Cells:
