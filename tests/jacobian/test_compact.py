@@ -68,11 +68,12 @@ class Trimmed(Reader):
         return self.head(((x + self.narrow(self.wide(x).tanh())) * counts).sum(1))
 
 
-def test_the_number_of_positions_may_differ_from_chunk_to_chunk() -> None:
-    """Whether it grows or shrinks: rows are formed of few examples at a time."""
+@pytest.mark.parametrize("length", [6, 60])
+def test_the_number_of_positions_may_differ_from_chunk_to_chunk(length: int) -> None:
+    """Whether it grows or shrinks, and whether factors are smaller for all of them or for the short ones alone."""
     torch.manual_seed(0)
     model = Trimmed().double()
-    tokens, y = sentences(12, 6)
+    tokens, y = sentences(12, length)
     tokens += tokens == 0
     tokens[:5, 3:] = 0
     for order in (range(12), reversed(range(12))):
@@ -127,3 +128,13 @@ def test_a_fit_with_factors_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None
         assert max(posterior.report.residual) <= 1e-8
         fits.append(posterior.directions)
     torch.testing.assert_close(fits[0], fits[1], rtol=1e-5, atol=1e-7)
+
+
+def test_random_combinations_of_rows_that_are_held_as_factors() -> None:
+    rows = nb.OutputJacobian(reader().float(), [sentences(30, 5)])
+    noise = torch.randn(2, rows.n_columns)
+    projector = nb.projectors.Sketched(rtol=1e-4)
+    found = [
+        projector.apply(projector.prepare(rows.stored(storage)), noise).directions for storage in ("device", "factors")
+    ]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-2, atol=1e-3)

@@ -67,3 +67,18 @@ def test_smaller_ends_at_one_combination_of_each_example() -> None:
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(SettingsError, match="share must lie above 0"):
         Sketched(share)
+
+
+def test_exact_variances_are_refused_where_rounding_would_decide() -> None:
+    """Other vectors follow the step lengths of a sample, and their rounding grows with the number of steps."""
+    rows = nb.DenseRows(torch.randn(20, 60))
+    for rtol, refused in ((1e-2, False), (1e-3, True)):
+        projector = Sketched(rtol=rtol)
+        state = projector.prepare(rows)
+        noise = torch.randn(1, 60)
+        schedule = StepSchedule(noise, projector.apply(state, noise).info.sweeps)
+        if refused:
+            with pytest.raises(SettingsError, match=r"lose their digits at a tolerance below 0\.005.*exact=False"):
+                projector.apply_transposed(state, schedule, torch.eye(60))
+        else:
+            assert projector.apply_transposed(state, schedule, torch.eye(60)).shape == (60, 60)

@@ -75,7 +75,7 @@ def pieces(
 ) -> list[Piece]:
     """Place rows at their columns: as factors if an example has one position, as entries if it has several.
 
-    With ``compact``, rows of several positions are held as factors as well, if that takes at most half of the memory.
+    With ``compact``, rows are held as factors whatever the number of positions.
     Parameters that are ``shared`` with other layers always have entries, because entries can be summed.
     """
     made: list[Piece] = []
@@ -92,17 +92,14 @@ def pieces(
 
 
 def _factored(rows: Factors | Chosen, weight: int | None, bias: int | None, compact: bool) -> Piece | None:
-    """Return the piece that holds factors, or None if entries are better."""
+    """Return the piece that holds factors, or None where entries are held."""
     if isinstance(rows, Chosen):
-        if weight is None or not compact or 2 * rows.lines.shape[1] > rows.n_lines:
-            return None
-        return TablePiece(rows.lines, rows.gradients, weight, rows.n_lines)
-    (_, positions, fan_in), (_, outputs, out, _) = rows.inputs.shape, rows.gradients.shape
-    if positions == 1:
+        return TablePiece(rows.lines, rows.gradients, weight, rows.n_lines) if compact and weight is not None else None
+    if compact:
+        return SumPiece(rows.inputs, rows.gradients, weight, bias)
+    if rows.inputs.shape[1] == 1:
         return OuterPiece(rows.inputs[:, 0], rows.gradients[..., 0], weight, bias)
-    numbers = positions * (fan_in + outputs * out)
-    small = compact and weight is not None and 2 * numbers <= outputs * out * fan_in
-    return SumPiece(rows.inputs, rows.gradients, weight, bias) if small else None
+    return None
 
 
 def summed(pieces: Iterable[Piece]) -> list[Piece]:

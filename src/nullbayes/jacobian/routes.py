@@ -74,7 +74,7 @@ class ByLayers:
     def __init__(self, network: Network, attempts: Attempts) -> None:
         self.network, self.attempts = network, attempts
         self.layers, self.rest = find_layers(network), tuple[Range, ...]()
-        self.compact = False  # whether rows of several positions are held as factors, if that takes less memory
+        self.compact = frozenset[str]()  # names of layers whose rows are held as factors, whatever their positions
 
     def restrict_to(self, seen: Seen) -> None:
         """Leave out layers that were not called once; ``rest`` are then the columns that no layer covers."""
@@ -120,7 +120,7 @@ class ByLayers:
             return None
         pieces: list[Piece] = []
         for layer in self.layers:
-            pieces += layer.pieces(*seen.pop(layer.name), compact=self.compact)
+            pieces += layer.pieces(*seen.pop(layer.name), compact=layer.name in self.compact)
         return values, summed(pieces)
 
     def _backward(self, values: Tensor, outputs: list[Tensor]) -> list[Tensor]:

@@ -98,9 +98,14 @@ class RowBuilder:
         times = self._few_outputs.n_outputs / self.width
         self.function, self.width = function, self._few_outputs.n_outputs
         self.example_pieces = [piece.outline(self.width) for piece in made]
-        smaller = [piece for layer in self.layers for piece in layer.pieces(*seen[layer.name], compact=True)]
-        smaller = summed(smaller) + [piece for piece in made if isinstance(piece, DensePiece) and self._is_rest(piece)]
-        self.compact_pieces = [piece.outline(self.width) for piece in smaller]
+        self._compact, smaller = frozenset[str](), list[Piece]()
+        for layer in self.layers:
+            factors = layer.pieces(*seen[layer.name], compact=True)
+            if 2 * self._numbers(factors) <= self._numbers(formed[layer]):
+                self._compact |= {layer.name}
+            smaller += factors if layer.name in self._compact else formed[layer]
+        rest = [piece for piece in made if isinstance(piece, DensePiece) and self._is_rest(piece)]
+        self.compact_pieces = [piece.outline(self.width) for piece in [*summed(smaller), *rest]]
         self.operations = self._count_operations(values, seen)
         self.example_bytes = self._count_bytes(seen, formed if self.layers else {}, len(y), times)
         if self.rest:
@@ -128,8 +133,12 @@ class RowBuilder:
         """Return the same, with rows of several positions as factors, where that takes less memory."""
         other = copy.copy(self)
         other._by_layers = copy.copy(self._by_layers)
-        other._by_layers.compact = True
+        other._by_layers.compact = self._compact
         return other
+
+    def _numbers(self, pieces: list[Piece]) -> int:
+        """Return how many numbers some pieces hold per example."""
+        return sum(tensor.numel() for piece in pieces for tensor in piece.outline(self.width).tensors())
 
     def _is_rest(self, piece: DensePiece) -> bool:
         return any(start == piece.column for start, _ in self.rest)

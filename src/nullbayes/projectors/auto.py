@@ -27,7 +27,7 @@ from nullbayes.projectors.base import Projector
 from nullbayes.projectors.direct import Direct, ExactDual, ExactPrimal
 from nullbayes.projectors.krylov import Krylov
 from nullbayes.projectors.plan import Plan
-from nullbayes.projectors.sketched import Sketched, combinations
+from nullbayes.projectors.sketched import EXACT_RTOL, Sketched, combinations
 from nullbayes.projectors.sweep import gram_precision
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
@@ -198,13 +198,13 @@ class _CostModel:
         plans = [] if direct is None else [self._plan(direct)]
         if any(plan.peak_bytes <= self.memory_limit for plan in plans):
             return plans
-        most = -(-costs.n_rows // costs.rows_per_example)
-        plans += [self._plan(self._blocks(n)) for n in _BLOCK_COUNTS if n <= most]
+        plans += [self._plan(self._blocks(n)) for n in _BLOCK_COUNTS if n <= -(-costs.n_rows // costs.rows_per_example)]
         fewer = self.n_columns < self.n_rows and costs.column_parts == 1
         if fewer and costs.storage not in ("matrix_free", "half", "factors"):
             plans.append(self._plan(self._primal()))
-        measured = costs.device.type == "cpu" and costs.processes == 1 and costs.storage == "device"
-        if measured and costs.rows_per_example >= _OUTPUTS and _MANY <= costs.n_rows <= costs.n_columns:
+        alone = costs.processes == costs.column_parts == 1 and costs.storage == "device" and costs.device.type == "cpu"
+        many = costs.rows_per_example >= _OUTPUTS and _MANY <= costs.n_rows <= costs.n_columns
+        if alone and many and self.rtol >= EXACT_RTOL:
             plans.append(self._plan(self._sketched()))
         return plans
 
