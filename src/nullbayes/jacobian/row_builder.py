@@ -100,7 +100,8 @@ class RowBuilder:
         self.example_pieces = [piece.outline(self.width) for piece in made]
         self._compact, smaller = frozenset[str](), list[Piece]()
         for layer in self.layers:
-            factors = layer.pieces(*seen[layer.name], compact=True)
+            entries = any(isinstance(piece, DensePiece) for piece in formed[layer])
+            factors = layer.pieces(*seen[layer.name], compact=True) if entries else formed[layer]
             if 2 * self._numbers(factors) <= self._numbers(formed[layer]):
                 self._compact |= {layer.name}
             smaller += factors if layer.name in self._compact else formed[layer]
