@@ -38,9 +38,11 @@ def test_products_are_those_of_the_whole_matrix_in_every_process() -> None:
                 "gram": a @ a.T,
                 "dense": a,
                 "normal": unit.T @ unit,
+                "reference": a,
             }
             for what, dense in expected.items():
                 torch.testing.assert_close(found[f"{name} {what}"], dense, msg=f"{name} {what}")
+            assert 0.0 < (found[f"{name} half"] - a).abs().max() < 1e-2, "which the reference is not"
 
 
 def test_the_normal_matrix_of_all_processes_is_used_as_that_of_one() -> None:

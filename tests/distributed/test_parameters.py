@@ -61,6 +61,7 @@ def check_rows(several: list[dict[str, Any]], kinds: tuple[str, ...]) -> None:
             for what, dense in expected.items():
                 torch.testing.assert_close(found[f"{name} {what}"], dense, msg=f"{name} {what}")
             assert found[f"{name} frobenius"] == pytest.approx(nb.DenseRows(a).frobenius(), rel=1e-12)
+            assert found[f"{name} passes"] == [2, 1], "as many rows as the process with most columns can"
             projected, rank = vectors @ kernel_projector(a), int(torch.linalg.matrix_rank(a))
             for kind in kinds:
                 if f"{name}: {kind}" not in found:

@@ -66,6 +66,11 @@ def divided(rank: int, kinds: tuple[str, ...]) -> dict[str, Any]:
             projector = DUAL[kind]
             projection = projector.apply(projector.prepare(rows), mine)
             found[f"{name}: {kind}"] = group.join(projection.directions, dim=1), projection.info
+        widest = max(group.gather(rows.n_columns))
+        found[f"{name} passes"] = []
+        for n_rows in (2, 1):
+            rows.working_bytes = 16 * widest * n_rows  # squares in float64 of so many rows of the widest process
+            found[f"{name} passes"].append(rows.rows_per_pass)
     return found
 
 

@@ -9,8 +9,10 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes.distributed import Group, resolve
+from nullbayes.linalg.held import HeldRows
 from nullbayes.linalg.joint import JointRows
 from nullbayes.linalg.normal import normal_matrix
+from nullbayes.linalg.pieces import DensePiece
 from nullbayes.projectors import Alternating, Krylov, Projection, Projector
 from support.drawing import randn
 from support.projector_table import CASES, PROJECTORS, S
@@ -31,6 +33,15 @@ def spread(matrix: Tensor, block_rows: int, group: Group) -> JointRows:
     return JointRows(own, group)
 
 
+def halved(rows: nb.Rows) -> nb.Rows:
+    """The rows in half precision; where there are none, the same ones, as they are when nothing is held."""
+    if not rows.n_rows:
+        return rows
+    matrix = rows.dense()
+    size = {"n_rows": rows.n_rows, "n_columns": rows.n_columns}
+    return HeldRows([DensePiece(matrix, 0).halved()], **size, like=matrix, reference=rows)
+
+
 def products(rank: int) -> dict[str, Tensor]:
     group, found = resolve("data"), {}
     for name in (*MATRICES, "single_row"):
@@ -46,6 +57,8 @@ def products(rank: int) -> dict[str, Tensor]:
             f"{name} dense": rows.dense(),
             f"{name} normal": normal_matrix(rows, rows.unit_scale()),
         }
+        half = JointRows(halved(rows.own), group)
+        found |= {f"{name} half": half.dense(), f"{name} reference": half.reference.dense()}
     return found
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from nullbayes.distributed import Group
 from nullbayes.errors import SettingsError
-from nullbayes.limits import RowCosts, Storage
 from nullbayes.linalg.pieces import Factors
 from nullbayes.linalg.rows import Block, Rows
+from nullbayes.linalg.shared import SharedRows
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class DividedBlock(Block):
         return self.own.factors()
 
 
-class DividedRows(Rows):
+class DividedRows(SharedRows):
     """The columns of all processes, side by side in order of rank.
 
     Vectors lie in the processes as the columns do: each has the part that belongs to its columns. ``mv``, ``norms``,
     ``lengths`` and ``gram`` are those of the whole matrix, in every process; ``rmv`` and ``dense`` return the part of
-    this process. Every process must call the same methods in the same order.
+    this process.
 
     Parameters
     ----------
@@ -60,15 +60,9 @@ class DividedRows(Rows):
     """
 
     def __init__(self, own: Rows, group: Group) -> None:
-        self.own, self.group = own, group
-        sizes = group.gather(own.n_columns)
-        self._edges = [0, *accumulate(sizes)]
-        self.n_rows, self.n_columns = own.n_rows, own.n_columns
-        self.dtype, self.device = own.dtype, own.device
-        self.rows_per_example, self.block_rows = own.rows_per_example, own.block_rows
-        self.spares_short_rows = own.spares_short_rows
-        self._full = self if own.reference is own else DividedRows(own.reference, group)
-        self._rows_per_pass: int | None = None
+        super().__init__(own, group)
+        self._edges = [0, *accumulate(n_columns for _, n_columns in self._part_shapes)]
+        self._agreed: tuple[int, int] | None = None  # working_bytes, and the rows per pass that the processes agreed on
 
     def total_columns(self, part: Tensor) -> Tensor:
         """Add up the parts of all processes."""
@@ -82,11 +76,6 @@ class DividedRows(Rows):
     def own_columns(self, vectors: Tensor) -> Tensor:
         """Return the part of vectors that belongs to the columns of this process."""
         return vectors[:, self._edges[self.group.rank] : self._edges[self.group.rank + 1]]
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether there are no other processes."""
-        return self.group.size == 1
 
     def check_whole(self, what: str) -> None:
         """Refuse a method that needs all columns in one process."""
@@ -104,36 +93,9 @@ class DividedRows(Rows):
         """Return the length of each row, in float64."""
         return self.group.sum(self.own.lengths().square()).sqrt()
 
-    def keep(self, *, half: bool = False, host: bool = False) -> Rows:
-        """Return the same rows, with the columns of this process held in memory."""
-        return DividedRows(self.own.keep(half=half, host=host), self.group)
-
-    def costs(self, storage: Storage = "device") -> RowCosts:
-        """Return what the columns of this process cost."""
-        return self.own.costs(storage)
-
-    @property
-    def reference(self) -> Rows:
-        """The rows that the final residual is measured on."""
-        return self._full
-
-    @property
-    def working_bytes(self) -> int:
-        """Temporary bytes that the columns of this process may use."""
-        return self.own.working_bytes
-
-    @working_bytes.setter
-    def working_bytes(self, value: int) -> None:
-        self.own.working_bytes, self._rows_per_pass = value, None
-
-    @property
-    def numbers_per_row(self) -> int:
-        """Stored numbers per row, of this process."""
-        return self.own.numbers_per_row
-
     @property
     def rows_per_pass(self) -> int:
         """Rows to multiply at a time: as many as all processes can, because they go through the same blocks."""
-        if self._rows_per_pass is None:
-            self._rows_per_pass = min(self.group.gather(self.own.rows_per_pass))
-        return self._rows_per_pass
+        if self._agreed is None or self._agreed[0] != self.working_bytes:
+            self._agreed = self.working_bytes, min(self.group.gather(self.own.rows_per_pass))
+        return self._agreed[1]

@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 from nullbayes.distributed import Group
-from nullbayes.limits import RowCosts, Storage
 from nullbayes.linalg.rows import Block, Rows
+from nullbayes.linalg.shared import SharedRows
 from nullbayes.precision import full_precision
 
 
-class JointRows(Rows):
+class JointRows(SharedRows):
     """The rows of all processes, one below the other in order of rank.
 
     ``n_rows``, ``mv``, ``rmv``, ``norms``, ``lengths`` and ``gram`` are those of the whole matrix, in every process.
     ``cuts`` and ``blocks`` go through the rows of this process alone, with their numbers in the whole matrix, so that a
-    sum over blocks is completed by ``total``. Every process must call the same methods in the same order.
+    sum over blocks is completed by ``total``.
 
     Parameters
     ----------
@@ -27,14 +27,9 @@ class JointRows(Rows):
     """
 
     def __init__(self, own: Rows, group: Group) -> None:
-        self.own, self.group = own, group
-        sizes = group.gather(own.n_rows)
-        self._sizes, self._offset = sizes, sum(sizes[: group.rank])
-        self.n_rows, self.n_columns = sum(sizes), own.n_columns
-        self.dtype, self.device = own.dtype, own.device
-        self.rows_per_example, self.block_rows = own.rows_per_example, own.block_rows
-        self.spares_short_rows = own.spares_short_rows
-        self._full = self if own.reference is own else JointRows(own.reference, group)
+        super().__init__(own, group)
+        self._sizes = [n_rows for n_rows, _ in self._part_shapes]
+        self._offset, self.n_rows = sum(self._sizes[: group.rank]), sum(self._sizes)
 
     def total(self, part: Tensor) -> Tensor:
         """Add up the parts of all processes."""
@@ -44,11 +39,6 @@ class JointRows(Rows):
     def n_parts(self) -> int:
         """The number of processes."""
         return self.group.size
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether there are no other processes."""
-        return self.group.size == 1
 
     def cuts(self, block_rows: int) -> tuple[tuple[int, int], ...]:
         """Cut the rows of this process into blocks; they are numbered as in the whole matrix."""
@@ -91,33 +81,6 @@ class JointRows(Rows):
         """Return all entries."""
         none = torch.zeros(0, self.n_columns, dtype=self.dtype, device=self.device)
         return self.group.join(self.own.dense() if self.own.n_rows else none)
-
-    def keep(self, *, half: bool = False, host: bool = False) -> Rows:
-        """Return the same rows, with those of this process held in memory."""
-        return JointRows(self.own.keep(half=half, host=host), self.group)
-
-    def costs(self, storage: Storage = "device") -> RowCosts:
-        """Return what the rows of this process cost."""
-        return self.own.costs(storage)
-
-    @property
-    def reference(self) -> Rows:
-        """The rows that the final residual is measured on."""
-        return self._full
-
-    @property
-    def working_bytes(self) -> int:
-        """Temporary bytes that the rows of this process may use."""
-        return self.own.working_bytes
-
-    @working_bytes.setter
-    def working_bytes(self, value: int) -> None:
-        self.own.working_bytes = value
-
-    @property
-    def numbers_per_row(self) -> int:
-        """Stored numbers per row."""
-        return self.own.numbers_per_row
 
     @property
     def rows_per_pass(self) -> int:
