@@ -72,7 +72,8 @@ class NullSpacePosterior(SamplePosterior):
         projector : "auto" or Projector
             How to project; "auto" chooses by rows, parameters and memory, and gives the reason in the report.
         tolerance : float, optional
-            The share of the noise's effect on training outputs (0.01) or losses (0.02) that may remain, for "auto".
+            The share of the noise's effect on training outputs (0.01) or losses (0.02) that may remain, for "auto". A
+            projector that is passed has its own, ``rtol``.
         base : Tensor (S, P), mapping of named tensors (S, ...), or callable (n, generator) -> either
             Noise to project instead of N(0, I): deviations from the parameters, with a scale of their own.
         generator : torch.Generator, optional

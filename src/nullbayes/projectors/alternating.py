@@ -30,9 +30,10 @@ class Alternating(Iterative):
     block_rows : int, optional
         Rows per block; by default the rows' own choice, or all of them up to 20,000.
     rtol, atol : float
-        The tolerance of the stopping rule, relative to ``|A noise|`` and absolute.
+        A sample is finished when ``|A v| <= max(atol, rtol * |A noise|)``, for its direction v and the rows A.
     max_sweeps : int
-        The number of sweeps after which to give up.
+        The number of sweeps, passes over all rows, after which to give up: what there is comes back with a
+        ``ConvergenceWarning``.
     gram_dtype : torch.dtype, optional
         Precision of the Gram matrices and factors. By default float64, but float32 for float32 rows in large blocks
         where float64 is slow (CPUs, most graphics cards); a block whose float32 factor would overshoot is factored in

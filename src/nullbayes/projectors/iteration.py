@@ -30,7 +30,7 @@ class Iterative(Projector):
     Attributes
     ----------
     max_sweeps : int
-        The number of sweeps after which to give up.
+        The number of sweeps, passes over all rows, after which to give up.
 
     Examples
     --------

@@ -34,20 +34,23 @@ _PLAIN_STEPS = 2
 
 @dataclass(frozen=True)
 class Krylov(Iterative):
-    """Accelerate alternating projections by conjugate gradients.
+    r"""Accelerate alternating projections by conjugate gradients.
 
-    Cost: that of ``Alternating`` to prepare; a step is one sweep, and far fewer are needed; three more vectors per
-    sample. With a single block it is the direct method with refinement.
+    Cost for blocks of b rows: :math:`R\,b\,P` operations for the Gram matrices, :math:`R\,b^2/3` for their factors,
+    :math:`4RPS` per sweep of S samples, as for ``Alternating``, but far fewer sweeps; memory :math:`R\,b` numbers in
+    addition to the rows, and three more vectors per sample. It wins where all rows in one block are too many to be
+    factored, and where several processes share the rows. With a single block it is the direct method with refinement.
 
     Parameters
     ----------
     alternating : Alternating
-        The blocks, their factors and the coarse space: ``block_rows``, ``gram_dtype``, ``shift`` and ``coarse``. Its
-        tolerance and ``max_sweeps`` have no effect here: those below are used.
+        The blocks and their steps: ``block_rows``, ``gram_dtype``, ``shift`` and ``coarse``. Its own ``rtol``, ``atol``
+        and ``max_sweeps`` are not used: those below are.
     rtol, atol : float
-        The tolerance of the stopping rule, relative to ``|A noise|`` and absolute.
+        A sample is finished when ``|A v| <= max(atol, rtol * |A noise|)``, for its direction v and the rows A.
     max_sweeps : int
-        The number of sweeps after which to give up.
+        The number of sweeps, passes over all rows, after which to give up: what there is comes back with a
+        ``ConvergenceWarning``.
 
     Examples
     --------

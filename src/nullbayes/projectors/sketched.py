@@ -80,19 +80,22 @@ class SketchState:
 class Sketched(Iterative):
     r"""Accelerate conjugate gradients on all rows by the factor of a few random combinations of them.
 
-    Cost for m combinations: :math:`m^2 P` operations for their Gram matrix, :math:`m^3/3` for its factor, and per sweep
-    of S samples the products with the rows and with the combinations, at most :math:`8RPS`. It wins where examples have
-    several outputs and all rows in one block are too many to be factored. Where an example has a single row, the
-    combinations are the rows themselves. In float32, exact variances need a tolerance of 0.005 at least.
+    Cost for m combinations: :math:`m^2 P` operations for their Gram matrix, :math:`m^3/3` for its factor, at most
+    :math:`8RPS` per sweep of S samples, for products with the rows and with the combinations; memory :math:`m^2`
+    numbers and the combinations in addition to the rows. It wins over ``Krylov``, on a CPU, where examples have several
+    outputs and all rows in one block are too many to be factored. Processes cannot share the rows. In float32, exact
+    variances need an ``rtol`` of at least 0.005.
 
     Parameters
     ----------
     share : float
-        Combinations per row, between 0 and 1: 0.3 takes three random combinations of the ten rows of each example.
+        Combinations per row, above 0 and at most 1: 0.3 takes three random combinations of the ten rows of each
+        example. An example has at least one: where it has a single row, all rows are factored, whatever the share.
     rtol, atol : float
-        The tolerance of the stopping rule, relative to ``|A noise|`` and absolute.
+        A sample is finished when ``|A v| <= max(atol, rtol * |A noise|)``, for its direction v and the rows A.
     max_sweeps : int
-        The number of sweeps after which to give up.
+        The number of sweeps, passes over all rows, after which to give up: what there is comes back with a
+        ``ConvergenceWarning``.
 
     Examples
     --------
