@@ -1,4 +1,4 @@
-"""Calibrate learns from any held-out data that are not training data, always in the same way, and touches nothing."""
+"""Calibrate learns from half of the held-out data, holds for the settings it was made with, and touches nothing."""
 
 from __future__ import annotations
 
@@ -14,27 +14,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
 from nullbayes.decisions import deciding, held_out
-from nullbayes.errors import DataError, LikelihoodError, NotFittedError, SettingsError
-from support.drawing import randint, randn
-from support.models import CLASSIFICATION, REGRESSION, Task
+from nullbayes.errors import DataError, NotFittedError, SettingsError
+from support.calibrations import X_NEW, fitted, held
+from support.models import CLASSIFICATION, REGRESSION
 from support.trained import draw, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
-X_NEW = draw(CLASSIFICATION, 30, 9)[0]
-
-
-def fitted(task: Task = CLASSIFICATION, kind: Any = nb.ProjectedPosterior, n_samples: int = 4, **settings: Any) -> Any:
-    posterior = kind(trained(task), task.likelihood, prior_precision=10.0, **settings)
-    return posterior.fit(*draw(task), n_samples, generator=torch.Generator().manual_seed(0), progress=False)
 
 
 @pytest.fixture(scope="module")
 def posterior() -> Any:
     return fitted()
-
-
-def held(n: int = 100, seed: int = 1, task: Task = CLASSIFICATION) -> tuple[Tensor, Tensor]:
-    return draw(task, n, seed)
 
 
 # --- what it learns ---------------------------------------------------------------------------------------------------
@@ -106,139 +96,6 @@ def test_the_combined_score_is_the_default_after_calibrate(posterior: Any) -> No
         posterior.ood_score(X_NEW, pred_type="sampled")
     with pytest.raises(SettingsError, match="one prediction per input"):
         posterior.ood_score(X_NEW, per="position")
-
-
-# --- data -------------------------------------------------------------------------------------------------------------
-
-
-def test_inputs_alone_are_enough_for_p_values(posterior: Any) -> None:
-    x, y = held()
-    with_targets, table = posterior.calibrate(x, y).p_value(X_NEW), x.cpu().numpy()
-    for alone in (x, table):
-        assert torch.equal(posterior.calibrate(alone).p_value(X_NEW), with_targets)
-        with pytest.raises(SettingsError, match=r"calibrated without targets .*call calibrate\(x, y\) with labels"):
-            posterior.predict_set(X_NEW)
-
-
-@pytest.mark.parametrize("size", [1, 7, 16, 100])
-def test_the_size_of_batches_does_not_matter(posterior: Any, size: int) -> None:
-    x, y = held()
-    whole = posterior.calibrate(x, y)
-    p, sets = whole.p_value(X_NEW), whole.predict_set(X_NEW)
-    posterior.calibrate(DataLoader(TensorDataset(x, y), batch_size=size))
-    assert torch.equal(posterior.p_value(X_NEW), p)
-    assert torch.equal(posterior.predict_set(X_NEW), sets)
-
-
-def test_the_same_data_give_the_same_calibration(posterior: Any) -> None:
-    one, other = (fitted().calibrate(*held()) for _ in range(2))
-    assert torch.equal(one.p_value(X_NEW), other.p_value(X_NEW))
-    assert one.calibration.combine == other.calibration.combine
-
-
-def test_the_order_of_the_data_matters_only_for_the_split(posterior: Any) -> None:
-    """Without a split it does not matter at all; with one, p-values differ as those of other held-out data do."""
-    x, y = held(400)
-    other = torch.randperm(400, generator=torch.Generator().manual_seed(3), device="cpu").to(x.device)
-    named = [posterior.calibrate(a, b, kind="max_variance").p_value(X_NEW) for a, b in ((x, y), (x[other], y[other]))]
-    assert torch.equal(*named)
-    learned = [posterior.calibrate(a, b).p_value(X_NEW) for a, b in ((x, y), (x[other], y[other]))]
-    assert not torch.equal(*learned)
-    assert float((learned[0] - learned[1]).abs().mean()) < 0.25
-    shuffled = posterior.calibrate(DataLoader(TensorDataset(x, y), batch_size=64, shuffle=True), kind="max_variance")
-    assert torch.equal(shuffled.p_value(X_NEW), named[0])
-
-
-def test_soft_targets_give_no_sets(posterior: Any) -> None:
-    x, y = held()
-    posterior.calibrate(x, nn.functional.one_hot(y, 3).double())
-    assert posterior.calibration.errors is None
-    assert posterior.p_value(X_NEW).shape == (30,)
-    with pytest.raises(SettingsError, match="with labels"):
-        posterior.predict_set(X_NEW)
-
-
-def test_targets_that_do_not_fit_are_refused(posterior: Any) -> None:
-    x, y = held()
-    with pytest.raises(LikelihoodError, match="Class labels run from 0 to 12"):
-        posterior.calibrate(x, y + 10 * (y == 2))
-    with pytest.raises(DataError):
-        posterior.calibrate(x, y[:-1])
-
-
-@pytest.mark.parametrize("n", [1, 2, 39])
-def test_too_few_examples_are_refused(posterior: Any, n: int) -> None:
-    with pytest.raises(DataError, match=f"There are {n} held-out examples: calibrate needs at least 40"):
-        posterior.calibrate(*held(n))
-
-
-def test_forty_examples_decide_at_five_per_cent(posterior: Any) -> None:
-    posterior.calibrate(*held(40))
-    assert posterior.is_ood(X_NEW, 0.05).shape == (30,)
-    with pytest.raises(SettingsError, match=r"alpha=0.01 needs at least 99 held-out scores .*calibrate left 20"):
-        posterior.is_ood(X_NEW, 0.01)
-    with pytest.raises(SettingsError, match="needs at least 99"):
-        posterior.predict_set(X_NEW, 0.01)
-
-
-# --- training data ----------------------------------------------------------------------------------------------------
-
-
-def test_training_data_are_refused(posterior: Any) -> None:
-    with pytest.raises(DataError, match="60 of the 60 held-out inputs are training data of ProjectedPosterior"):
-        posterior.calibrate(*draw(CLASSIFICATION))
-    x, y = held(140)
-    with pytest.raises(DataError, match=r"2 of the 142 .*calibrate with data that it was not trained on"):
-        posterior.calibrate(torch.cat([x, draw(CLASSIFICATION)[0][:2]]), torch.cat([y, (y[:2] + 1) % 3]))
-
-
-def test_a_few_training_inputs_are_left_out_with_a_warning(posterior: Any) -> None:
-    x, y = held(299)
-    known = draw(CLASSIFICATION)
-    mixed, labels = (torch.cat([a[:100], b[:2], a[100:]]) for a, b in zip((x, y), known, strict=True))
-    with pytest.warns(
-        nb.errors.NullBayesWarning, match="2 of the 301 held-out inputs are training data; they were left out"
-    ):
-        posterior.calibrate(mixed, labels, kind="max_variance")
-    found = posterior.calibration
-    posterior.calibrate(x, y, kind="max_variance")
-    assert torch.allclose(found.scores, posterior.calibration.scores)
-    assert torch.allclose(found.errors, posterior.calibration.errors)
-
-
-def discrete(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Three answers of yes, no or perhaps: 27 inputs in all."""
-    x = randint(3, (n, 3), generator=torch.Generator().manual_seed(seed)).float()
-    return x, (x.sum(1) > 3).long()
-
-
-def test_inputs_that_repeat_by_chance_are_no_training_data() -> None:
-    """Most inputs of a table with three categories were in the training data, and new ones are new all the same."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2))
-    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(*discrete(30, 0), 4, progress=False)
-    with pytest.warns(nb.errors.NullBayesWarning, match="equal to training inputs. They are kept, because"):
-        posterior.calibrate(*discrete(199, 1), kind="max_variance")
-    assert len(posterior.calibration.scores) == 199
-    x, _ = discrete(2000, 2)
-    assert posterior.is_ood(x, 0.1).double().mean() < 0.2
-    alone = torch.cat([posterior.p_value(row[None]) for row in x[:60]])
-    assert torch.equal(alone, posterior.p_value(x[:60]))
-
-
-def test_training_data_that_repeat_are_still_refused() -> None:
-    x, y = discrete(12, 0)
-    x = torch.cat([x, randn(48, 3, generator=torch.Generator().manual_seed(1))])
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 100), nn.Tanh(), nn.Linear(100, 2))
-    y = (x.sum(1) > 3).long()
-    x[:6] = x[0].clone()
-    posterior = nb.LossProjectedPosterior(model, prior_precision=1.0).fit(x, y, 4, progress=False)
-    assert posterior._familiar.repeated > 0.01
-    with pytest.raises(DataError, match="60 of the 60 held-out inputs are training data"):
-        posterior.calibrate(x, y)
 
 
 # --- what it does not touch -------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@
 ``checkpoint_fits``    fits that store their progress and are interrupted (`fit_in_sweeps`)
 ``memory_shortage``    fits with too little memory (`fit_with_projector`)
 ``method_table``       all posteriors, baselines and detectors: add a baseline or a detector here
+``evaluated``          data and methods for the tests of `nb.evaluate`
+``calibrations``       small posteriors and held-out data for the tests of `calibrate`
 ``detector_problem``   a network with ReLU features, and what it computes in numpy, for the tests of detectors
 ``projector_table``    all projectors: add a projector here
 ``layer_table``        all layers with a rule: add a layer here

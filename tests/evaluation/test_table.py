@@ -1,0 +1,100 @@
+"""An evaluation as text, Markdown, JSON and pandas has its figures, and marks the best."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import nullbayes as nb
+from nullbayes.evaluation import Detection, Evaluation, EvaluationRow
+from support.evaluated import NEAR, STRANGERS, M, X, Y
+
+
+def made(name: str, nll: float | None, auroc: float, **more: Any) -> EvaluationRow:
+    given = {"scores_in": torch.zeros(1), "scores_out": {"night": torch.ones(1)}, **more}
+    return EvaluationRow(name, "MAP", "energy", {"night": Detection(auroc, 0.5, 0.25)}, nll, **given)
+
+
+def table(*rows: EvaluationRow) -> Evaluation:
+    return Evaluation("classification", 10, {"night": 20}, rows)
+
+
+def test_text_marks_the_best_and_shows_what_is_missing_as_a_dash() -> None:
+    text = str(table(made("one", 0.5, 0.9), made("another", 0.25, 0.75), made("score", None, 0.90001)))
+    lines = text.splitlines()
+    assert lines[0].split() == ["familiar", "(10)", "night", "(20)"]
+    assert lines[1].split() == ["method", "NLL", "↓", "AUROC", "↑", "AUPR", "↑", "FPR95", "↓"]
+    assert lines[2].split() == ["one", "0.5000", "0.900*", "0.500*", "0.250*"]
+    assert lines[3].split() == ["another", "0.2500*", "0.750", "0.500*", "0.250*"]
+    assert lines[4].split() == ["score", "-", "0.900*", "0.500*", "0.250*"]
+    assert lines[2].index("0.5000") == lines[3].index("0.2500")
+    assert lines[2].index("0.900") == lines[3].index("0.750") == lines[4].index("0.900")
+
+
+def test_a_single_row_has_no_best() -> None:
+    assert "*" not in str(table(made("one", 0.5, 0.9)))  # nor does the legend explain what is not there
+
+
+def test_the_legend_says_what_a_star_is() -> None:
+    text = str(table(made("one", 0.5, 0.9), made("another", 0.25, 0.75)))
+    assert text.splitlines()[-1] == "* best method of its column, ties share it; ↑ higher, ↓ lower is better"
+
+
+def test_coverage_is_best_where_it_is_close_to_its_level() -> None:
+    rows = [made(str(c), 1.0, 0.5, rmse=1.0, coverage=c) for c in (0.99, 0.88, 0.5)]
+    assert "0.880*" in str(table(*rows))
+    assert "0.990*" not in str(table(*rows))
+
+
+def test_text_fits_a_line_with_many_strangers_and_long_names(projected: Any, network: Any) -> None:
+    strangers = {f"stranger number {i} with a name that is long": NEAR for i in range(5)}
+    methods = {"a name of a method that is much longer than a column of names": projected, "network": network}
+    for bootstrap in (0, 10):
+        text = str(nb.evaluate(methods, (X, Y), strangers, bootstrap=bootstrap, scores="energy"))
+        assert max(map(len, text.splitlines())) <= 120
+        assert text.count("AUROC") == 5
+        assert text.count("NLL") == 1
+        assert ("[" in text) == (bootstrap > 0)
+
+
+def test_markdown_is_one_table(evaluation: Evaluation) -> None:
+    lines = [line.strip("|").split("|") for line in evaluation.to_markdown().splitlines()]
+    assert len({len(line) for line in lines}) == 1
+    assert all(set(cell.strip()) <= {"-", ":"} for cell in lines[1])
+    assert [line[0].strip() for line in lines[2:]] == ["projected", "network", "ensemble"]
+    column = [head.strip() for head in lines[0]].index("far (40): AUROC ↑")
+    values = [float(line[column].strip().strip("*")) for line in lines[2:]]
+    assert values == [pytest.approx(row.strangers["far"].auroc, abs=6e-4) for row in evaluation.rows]
+    best = max(evaluation.rows, key=lambda row: row.strangers["far"].auroc)
+    assert [line[0].strip() for line in lines[2:] if "**" in line[column]] == [best.name]
+    assert "a\\|b" in table(made("a|b", 0.5, 0.5)).to_markdown()
+
+
+def test_a_dictionary_is_json(projected: Any) -> None:
+    found = nb.evaluate({"projected": projected}, (X, Y), STRANGERS, bootstrap=5)
+    plain = found.to_dict()
+    assert json.loads(json.dumps(plain)) == plain
+    row = plain["rows"][0]
+    assert row["strangers"]["far"]["auroc"] == found["projected"].strangers["far"].auroc
+    assert row["intervals"]["nll"] == list(found["projected"].intervals["nll"])
+    assert "scores_in" not in row
+    assert plain["n_strangers"] == {"far": M, "near": M - 10}
+
+
+def test_pandas_has_the_figures(evaluation: Evaluation, projected: Any) -> None:
+    frame = evaluation.to_pandas()
+    assert list(frame.index) == ["projected", "network", "ensemble"]
+    assert frame.loc["network", ("far", "AUROC")] == evaluation["network"].strangers["far"].auroc
+    assert frame.loc["network", ("familiar", "NLL")] == evaluation["network"].nll
+    assert frame["familiar", "NLL"].isna().tolist() == [False, False, True]
+    with_intervals = nb.evaluate([projected], (X, Y), STRANGERS, bootstrap=5)
+    low = with_intervals.to_pandas()["near", "FPR95 low"].item()
+    assert low == with_intervals.rows[0].strangers["near"].intervals["fpr95"][0]
+
+
+def test_an_unknown_row_is_refused_with_those_there_are(evaluation: Evaluation) -> None:
+    with pytest.raises(KeyError, match="'projected', 'network', 'ensemble'"):
+        evaluation["other"]
