@@ -303,8 +303,9 @@ def test_the_batch_size_does_not_matter(method: Method) -> None:
 
 @each_baseline
 def test_a_precision_can_be_changed_without_a_new_fit(method: Method) -> None:
-    posterior = method.fit()
+    posterior, advice = method.fit(), "1, the default: optimize_prior_precision(held_out) chooses one"
     assert posterior.prior_precision == 1.0
+    assert (advice in str(posterior.report)) == method.prior
     if not method.prior:
         with pytest.raises(SettingsError, match="has no prior"):
             posterior.prior_precision = 2.0
@@ -315,6 +316,7 @@ def test_a_precision_can_be_changed_without_a_new_fit(method: Method) -> None:
     posterior.prior_precision = 100.0
     assert bool((posterior.predict(X_NEW).variance < first.variance).all())
     assert posterior.report.prior_precision == 100.0
+    assert "the default" not in str(posterior.report)
     posterior.prior_precision = 1.0
     torch.testing.assert_close(posterior.predict(X_NEW).samples, first.samples, rtol=1e-10, atol=1e-12)
     given = method.make(prior_precision=100.0)

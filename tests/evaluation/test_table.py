@@ -10,7 +10,7 @@ import torch
 
 import nullbayes as nb
 from nullbayes.evaluation import Detection, Evaluation, EvaluationRow
-from support.evaluated import NEAR, STRANGERS, M, X, Y
+from support.evaluated import NEAR, STRANGERS, M, X, Y, fitted
 
 
 def made(name: str, nll: float | None, auroc: float, **more: Any) -> EvaluationRow:
@@ -41,6 +41,16 @@ def test_a_single_row_has_no_best() -> None:
 def test_the_legend_says_what_a_star_is() -> None:
     text = str(table(made("one", 0.5, 0.9), made("another", 0.25, 0.75)))
     assert text.splitlines()[-1] == "* best method of its column, ties share it; ↑ higher, ↓ lower is better"
+
+
+def test_the_legend_says_which_methods_have_the_default_prior_precision(network: Any) -> None:
+    laplace = fitted(nb.baselines.DiagonalLaplace)
+    methods = {"laplace": laplace, "network": network, "projected": fitted(nb.ProjectedPosterior, prior_precision=1.0)}
+    line = "at the default prior precision of 1: DiagonalLaplace; optimize_prior_precision(held_out) chooses one"
+    assert line in str(nb.evaluate(methods, (X, Y), STRANGERS)).splitlines()
+    laplace.prior_precision = 50.0
+    assert "default" not in str(nb.evaluate(methods, (X, Y), STRANGERS))
+    assert "default" not in str(table(made("a score alone", None, 0.5, default_precision=True)))
 
 
 def test_coverage_is_best_where_it_is_close_to_its_level() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nullbayes.baselines.fitting import Fitted, Learn, draw, run_fit
 from nullbayes.baselines.method import (
+    DEFAULT_PRECISION,
     REPORT_FIELDS,
     BaselineReport,
     FitOptions,
@@ -45,7 +46,9 @@ class Baseline(SamplePosterior):
     parameters : None, str, iterable of str, or callable
         Which parameters vary: names, globs, or a predicate (name, parameter).
     prior_precision : float
-        The precision of the Gaussian prior; see :meth:`optimize_prior_precision`.
+        The precision of the Gaussian prior. It is 1 until another is passed, set or chosen, whatever the data: the
+        probabilities can then be far worse than the network's, because samples vary too much. After the fit, choose one
+        by held-out data, :meth:`optimize_prior_precision`, and compare with the network, :meth:`check_fit`.
     batch_fn : callable, optional
         Turns a batch of the loader into ``(inputs, targets)``.
     output_fn : callable, optional
@@ -75,7 +78,7 @@ class Baseline(SamplePosterior):
         likelihood: LikelihoodLike = "classification",
         *,
         parameters: Selection = None,
-        prior_precision: float = 1.0,
+        prior_precision: float = DEFAULT_PRECISION,
         batch_fn: BatchFn | None = None,
         output_fn: OutputFn | None = None,
     ) -> None:

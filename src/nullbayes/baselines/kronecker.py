@@ -44,8 +44,9 @@ class KroneckerLaplace(Baseline):
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary, by name (leave out those of other layers); the precision of the Gaussian prior (1.0);
-        functions that read batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+        Which parameters vary, by name (leave out those of other layers); the precision of the Gaussian prior (1.0,
+        until ``optimize_prior_precision(held_out)`` chooses one); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
 
     Examples
     --------

@@ -101,8 +101,9 @@ class DiagonalLaplace(Baseline):
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0); functions that read
-        batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0, until
+        ``optimize_prior_precision(held_out)`` chooses one); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
 
     Examples
     --------
@@ -160,8 +161,9 @@ class LinearizedLaplace(Baseline):
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0); functions that read
-        batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0, until
+        ``optimize_prior_precision(held_out)`` chooses one); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
 
     Examples
     --------
@@ -189,8 +191,8 @@ class LastLayerLaplace(Baseline):
     parameters : optional
         Which parameters vary: by default those of the ``nn.Linear`` that the network calls last.
     prior_precision, batch_fn, output_fn : optional
-        The precision of the Gaussian prior (1.0); functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+        The precision of the Gaussian prior (1.0, until ``optimize_prior_precision(held_out)`` chooses one); functions
+        that read batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
 
     Examples
     --------
@@ -230,8 +232,9 @@ class LanczosLaplace(Baseline):
         How many numbers may be held, as a multiple of the number of parameters. The paper takes 300 for all methods
         with such a budget.
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0); functions that read
-        batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0, until
+        ``optimize_prior_precision(held_out)`` chooses one); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
 
     Examples
     --------

@@ -26,6 +26,7 @@ State = TypeVar("State")
 LikelihoodLike = str | Likelihood | LossFn
 _ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of rows at new inputs, at a time
 REPORT_FIELDS = {name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")}  # in a file
+DEFAULT_PRECISION = 1.0  # of the prior, whatever the data
 _COPIES = 3  # of the vectors of a budget, while they are found
 
 
@@ -253,12 +254,18 @@ class BaselineReport:
     seconds: dict[str, float]
     peak_memory: int | None
 
+    @property
+    def has_default_precision(self) -> bool:
+        """Whether the prior precision in use is the default of 1, at which predictions can be far too uncertain."""
+        return self.prior_precision == DEFAULT_PRECISION
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings, for JSON."""
         return dataclasses.asdict(self)
 
     def __str__(self) -> str:
         """Lay the report out as a table."""
+        advice = ", the default: optimize_prior_precision(held_out) chooses one" if self.has_default_precision else ""
         memory = "unknown" if self.peak_memory is None else f"{self.peak_memory / 2**30:.2f} GiB at the peak"
         lines = [
             ("method", f"{self.method}: {self.reason}"),
@@ -266,7 +273,7 @@ class BaselineReport:
             ("parameters", f"{self.n_parameters:,}"),
             ("samples", f"{self.n_samples}"),
             ("rank", "-" if self.rank is None else f"{self.rank:,}"),
-            ("prior precision", "-" if self.prior_precision is None else f"{self.prior_precision:.4g}"),
+            ("prior precision", "-" if self.prior_precision is None else f"{self.prior_precision:.4g}{advice}"),
             ("time", ", ".join(f"{name} {value:.1f} s" for name, value in self.seconds.items())),
             ("memory", memory),
         ]

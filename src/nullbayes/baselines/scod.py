@@ -64,8 +64,9 @@ class SCOD(Baseline):
     memory_budget : int
         How many vectors of the size of the parameters the sketch has, and the memory holds.
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0); functions that read
-        batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0, until
+        ``optimize_prior_precision(held_out)`` chooses one); functions that read batches and outputs. See
+        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
 
     Examples
     --------

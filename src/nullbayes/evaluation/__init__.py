@@ -10,7 +10,7 @@ import torch
 from nullbayes.errors import SettingsError
 from nullbayes.evaluation.entries import CALIBRATED, Entry, read_familiar, read_methods, read_strangers
 from nullbayes.evaluation.figures import figures, intervals
-from nullbayes.evaluation.measuring import Answers, ask_familiar, ask_strangers, costs
+from nullbayes.evaluation.measuring import Answers, ask_familiar, ask_strangers, costs, has_default_precision
 from nullbayes.evaluation.results import Detection as Detection
 from nullbayes.evaluation.results import Evaluation as Evaluation
 from nullbayes.evaluation.results import EvaluationRow as EvaluationRow
@@ -136,6 +136,7 @@ def _row(
         seconds_per_1000=1000.0 * taken / n_inputs,
         peak_memory=memory,
         intervals=ends,
+        default_precision=has_default_precision(entry.method),
         scores_in=known,
         scores_out=unknown,
         reliability=None if judged is None else judged.reliability,

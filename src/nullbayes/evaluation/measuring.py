@@ -110,6 +110,11 @@ def _located(where: str, batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
+def has_default_precision(method: Any) -> bool:
+    """Return whether a method reports that it is at its default prior precision."""
+    return bool(getattr(getattr(method, "report", None), "has_default_precision", False))
+
+
 def costs(method: Any) -> tuple[float | None, int | None]:
     """Return the seconds of a fit, and its peak memory in bytes, where a method reports them."""
     report = getattr(method, "report", None)

@@ -62,6 +62,8 @@ class EvaluationRow:
         The share of familiar inputs with a p-value of at most 0.05; None if the method is not calibrated.
     fit_seconds, peak_memory : float or None, int or None
         As the fit reported them, memory in bytes.
+    default_precision : bool
+        Whether a baseline is at the default prior precision of 1.
     seconds_per_1000 : float
         The time that it took to score 1,000 inputs.
     intervals : dict
@@ -89,6 +91,7 @@ class EvaluationRow:
     seconds_per_1000: float | None = None
     peak_memory: int | None = None
     intervals: Intervals = field(default_factory=dict)
+    default_precision: bool = field(default=False, kw_only=True)
     scores_in: Tensor = field(kw_only=True, repr=False, compare=False)
     scores_out: dict[str, Tensor] = field(kw_only=True, repr=False, compare=False)
     reliability: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -157,7 +157,9 @@ def as_text(evaluation: Evaluation) -> str:
         legend += "; [,] 90 % interval over resampled examples"
     if any(row.aurc is not None for row in evaluation.rows):
         legend += "\nAURC: mean loss of the predictions that are kept while the score rejects the strangest inputs"
-    return "\n\n".join([*(_block(names, block) for block in blocks), legend + _unlike(evaluation.rows)])
+    return "\n\n".join(
+        [*(_block(names, block) for block in blocks), legend + _unlike(evaluation.rows) + _unchosen(evaluation.rows)]
+    )
 
 
 def _unlike(rows: tuple[EvaluationRow, ...]) -> str:
@@ -166,8 +168,22 @@ def _unlike(rows: tuple[EvaluationRow, ...]) -> str:
     others = dict.fromkeys(row.method for row in rows if row.method not in calibrated)
     if not (calibrated and others):
         return ""
-    some = ", ".join(list(others)[:3]) + ", ..." * (len(others) > 3)
-    return f"\nnot calibrated: {some}; call calibrate(held_out) on all methods, or on none, to compare like with like"
+    how = "call calibrate(held_out) on all methods, or on none, to compare like with like"
+    return f"\nnot calibrated: {_some(others)}; {how}"
+
+
+def _unchosen(rows: tuple[EvaluationRow, ...]) -> str:
+    """Say which methods predict at the default prior precision."""
+    found = dict.fromkeys(row.method for row in rows if row.default_precision and row.nll is not None)
+    if not found:
+        return ""
+    return f"\nat the default prior precision of 1: {_some(found)}; optimize_prior_precision(held_out) chooses one"
+
+
+def _some(names: Iterable[str]) -> str:
+    """Return a few names as a list."""
+    first = list(names)
+    return ", ".join(first[:3]) + ", ..." * (len(first) > 3)
 
 
 def _cells(column: Column, rows: tuple[EvaluationRow, ...]) -> _Cells:
