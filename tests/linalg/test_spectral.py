@@ -8,6 +8,7 @@ from torch import Tensor
 from nullbayes.errors import NullBayesError
 from nullbayes.linalg.spectral import (
     GramFactor,
+    eigh,
     factor_exact,
     factor_shifted,
     factor_truncated,
@@ -52,6 +53,33 @@ DEFICIENT = {
 }
 every_matrix = pytest.mark.parametrize(("matrix", "rank"), DEFICIENT.values(), ids=DEFICIENT)
 SCALES = [1e-140, 1e-6, 1.0, 1e6, 1e140]
+
+
+# --- eigh ---
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_eigenvectors_are_found_although_the_solver_of_the_device_gives_up(
+    gives_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix, solver, calls = torch.diag(torch.logspace(-18, 3, 30, dtype=torch.float64)), torch.linalg.eigh, []
+
+    def solve(given: Tensor) -> object:
+        calls.append(given)
+        if gives_up and len(calls) == 1:
+            msg = "linalg.eigh: The algorithm failed to converge"
+            raise torch.linalg.LinAlgError(msg)
+        return solver(given)
+
+    monkeypatch.setattr(torch.linalg, "eigh", solve)
+    values, vectors = eigh(matrix)
+    np.testing.assert_allclose((vectors * values) @ vectors.T, matrix.numpy(), atol=1e-12)
+    assert len(calls) == 1 + gives_up
+
+
+def test_a_matrix_that_is_not_finite_has_no_eigenvectors() -> None:
+    with pytest.raises(torch.linalg.LinAlgError):
+        eigh(torch.full((3, 3), torch.nan))
 
 
 # --- factor_exact ---

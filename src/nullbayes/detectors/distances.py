@@ -17,7 +17,7 @@ from nullbayes.baselines.method import LikelihoodLike, Options
 from nullbayes.detectors.features import Detector, FeatureScore, Tensors, Training, groups
 from nullbayes.errors import DataError
 from nullbayes.jacobian.features import Head, Seen
-from nullbayes.linalg.spectral import relative_cutoff
+from nullbayes.linalg.spectral import eigh, relative_cutoff
 from nullbayes.predictive import OF_MEAN
 
 _ROWS = 8192  # examples whose features are in float64 at a time
@@ -70,7 +70,7 @@ def _whitening(features: Tensor, means: Tensor, index: Tensor) -> Tensor:  # (N,
     for some, places in zip(features.split(_ROWS), index.split(_ROWS), strict=True):
         apart = some.double() - means[places]
         moments += apart.T @ apart
-    values, vectors = torch.linalg.eigh(moments / len(features))
+    values, vectors = eigh(moments / len(features))
     kept = values > max(float(values[-1]), 0.0) * relative_cutoff(len(values), features.dtype)
     if not bool(kept.any()):
         msg = "The training features of each class are all the same: a covariance needs several examples per class."

@@ -21,7 +21,7 @@ from nullbayes.baselines.method import FitContext, Learned, LikelihoodLike, Opti
 from nullbayes.detectors.features import check_classes, check_fraction, classes_of, counting, fitting, groups
 from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.network import Network
-from nullbayes.linalg.spectral import relative_cutoff
+from nullbayes.linalg.spectral import eigh, relative_cutoff
 from nullbayes.precision import full_precision
 from nullbayes.predictive import OF_MEAN
 
@@ -127,8 +127,8 @@ class _ClassGradients(NetworkItself):
 
 def _principal(centred: Tensor, share: float) -> Tensor:  # (C, P) -> (k, P)
     """Return the fewest principal directions of vectors that hold so large a share of their squares."""
-    wide = torch.linalg.eigh((centred @ centred.T).double())
-    values, vectors = wide.eigenvalues.flip(0).clamp_min(0.0), wide.eigenvectors.flip(1)
+    values, vectors = eigh((centred @ centred.T).double())
+    values, vectors = values.flip(0).clamp_min(0.0), vectors.flip(1)
     if not float(values[0]) > 0.0:
         msg = "The mean gradients of all classes are the same: there are no directions between them."
         raise DataError(msg)

@@ -19,7 +19,7 @@ from nullbayes.detectors.features import (
 )
 from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.features import Head, Seen
-from nullbayes.linalg.spectral import relative_cutoff
+from nullbayes.linalg.spectral import eigh, relative_cutoff
 from nullbayes.predictive import OF_MEAN
 
 _ROWS = 8192  # examples whose features are in float64 at a time
@@ -46,7 +46,7 @@ class _VirtualLogit(FeatureScore):
         for some in training.features.split(_ROWS):
             centred = some.double() - origin
             moments += centred.T @ centred
-        values, vectors = torch.linalg.eigh(moments)  # ascending
+        values, vectors = eigh(moments)  # ascending
         rank = int((values > values[-1] * relative_cutoff(len(values), training.features.dtype)).sum())
         kept = _principal(rank) if self.directions is None else self.directions
         if kept >= rank:

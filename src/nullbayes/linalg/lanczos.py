@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nullbayes.limits import limits
 from nullbayes.linalg.rows import Rows
+from nullbayes.linalg.spectral import eigh
 
 _WATCHED = 16  # extra entries that measure what rounding does in the null space
 
@@ -111,7 +112,7 @@ def gauss_rule(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -
             break
         tridiagonal[k, k + 1] = tridiagonal[k + 1, k] = length
         vector = image / length
-    values, vectors = torch.linalg.eigh(tridiagonal[:used, :used])
+    values, vectors = eigh(tridiagonal[:used, :used])
     return values.clamp_min(0.0), vectors[0].square()
 
 
@@ -129,7 +130,7 @@ class Recurrence:
         Zero is an eigenvalue as well, and rounding leads the process to it; the watched entries show which Ritz vectors
         consist of rounding.
         """
-        ritz = torch.linalg.eigh(self.tridiagonal).eigenvectors
+        _, ritz = eigh(self.tridiagonal)
         sound: Tensor = (ritz.T @ self.watched).norm(dim=1) <= self.rounding**0.25
         combinations: Tensor = ritz[:, sound]
         return combinations

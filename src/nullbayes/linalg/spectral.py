@@ -92,6 +92,21 @@ def _equilibrate(gram: Tensor, spared: float = 0.0) -> tuple[Tensor, Tensor]:
     return gram, scale
 
 
+def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:  # (m, m) -> (m,), (m, m)
+    """Return the eigenvalues of a symmetric matrix, ascending, and its eigenvectors as columns.
+
+    The solvers of CUDA devices give up on some matrices whose eigenvalues span many orders of magnitude. The host
+    solves these.
+    """
+    try:
+        values, vectors = torch.linalg.eigh(matrix)
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+        if not bool(torch.isfinite(matrix).all()):
+            raise
+        values, vectors = (part.to(matrix.device) for part in torch.linalg.eigh(matrix.cpu()))
+    return values, vectors
+
+
 def factor_exact(form: Callable[[], Tensor], cutoff: float) -> GramFactor:
     r"""Factor a Gram matrix for :math:`G^+`, in its own place.
 
@@ -106,7 +121,7 @@ def factor_exact(form: Callable[[], Tensor], cutoff: float) -> GramFactor:
     del gram
     gram, scale = _equilibrate(form())
     gram.diagonal().copy_((scale > 0).to(gram.dtype))  # rows that are zero: eigenvalue zero
-    eigenvalues, basis = torch.linalg.eigh(gram)
+    eigenvalues, basis = eigh(gram)
     keep = eigenvalues > cutoff * eigenvalues[-1].clamp_min(0.0)
     return EigenFactor(scale, basis[:, keep].contiguous(), eigenvalues[keep])
 
@@ -119,7 +134,7 @@ def factor_truncated(gram: Tensor, rtol: float, cutoff: float, spared: float = 0
     """
     gram, scale = _equilibrate(gram, spared)
     gram.diagonal().mul_(scale > 0)
-    eigenvalues, basis = torch.linalg.eigh(gram)
+    eigenvalues, basis = eigh(gram)
     eigenvalues = eigenvalues.clamp_min(0.0)
     lengths = torch.where(scale > 0, 1.0 / scale.clamp_min(torch.finfo(scale.dtype).tiny), 0.0)  # as scaled
     # a unit vector B̃⊤u/√λ̃ changes the rows by λ̃ Σ (length · u)²

@@ -27,6 +27,7 @@ from nullbayes.limits import free_memory
 from nullbayes.linalg.lanczos import gauss_rule
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
+from nullbayes.linalg.spectral import eigh
 from nullbayes.posteriors.promise import NATS
 
 _DENSE = 3_000  # size of the smaller side of the rows up to which all eigenvectors are computed
@@ -111,14 +112,14 @@ def smoother(rows: Rows, theta: Tensor) -> Smoother:  # (P,)
     if min(r, rows.n_all_columns) > _DENSE or (r > _DENSE and p < rows.n_all_columns):
         return _by_quadrature(rows, theta)
     if r <= p or p < rows.n_all_columns:
-        values, vectors = torch.linalg.eigh(rows.gram(torch.float64))
+        values, vectors = eigh(rows.gram(torch.float64))
         values = values.clamp_min(0.0)
         alive = values > r * torch.finfo(torch.float64).eps * values[-1]
         image = vectors.T @ rows.mv(theta[None])[0].double()
         part = (image.square() / values.clamp_min(torch.finfo(torch.float64).tiny))[alive].sum()
         nodes = torch.where(alive, values, 0.0)
     else:
-        values, vectors = torch.linalg.eigh(normal_matrix(rows))
+        values, vectors = eigh(normal_matrix(rows))
         values = values.clamp_min(0.0)
         alive = values > p * torch.finfo(torch.float64).eps * values[-1]
         part = (vectors.T @ theta.double())[alive].square().sum()

@@ -15,7 +15,7 @@ from torch import Tensor
 from nullbayes.linalg.lanczos import krylov_basis
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
-from nullbayes.linalg.spectral import GramFactor, factor_exact, factor_truncated, leading, relative_cutoff
+from nullbayes.linalg.spectral import GramFactor, eigh, factor_exact, factor_truncated, leading, relative_cutoff
 from nullbayes.projectors.base import Callback, Outcome, Projection, Projector, Store
 from nullbayes.projectors.stopping import (
     Attempt,
@@ -170,7 +170,7 @@ class ExactPrimal(Direct):
     def _prepare(self, rows: Rows) -> DirectState:
         spared = self.rtol if self.truncate else 0.0
         scaled = normal_matrix(rows, rows.unit_scale(spared))  # the cut depends on row lengths, the null space does not
-        eigenvalues, vectors = torch.linalg.eigh(scaled)
+        eigenvalues, vectors = eigh(scaled)
         eigenvalues = eigenvalues.clamp_min(0.0)
         cutoff = relative_cutoff(rows.n_columns, rows.dtype) if self.cutoff is None else self.cutoff
         start, frobenius = int((eigenvalues <= cutoff * eigenvalues[-1]).sum()), 0.0

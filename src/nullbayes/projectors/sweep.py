@@ -19,6 +19,7 @@ from nullbayes.linalg.rows import Block, Rows
 from nullbayes.linalg.spectral import (
     CholeskyFactor,
     NormalFactor,
+    eigh,
     factor_normal,
     factor_shifted,
     largest_growth,
@@ -143,7 +144,7 @@ def coarse_space(rows: Rows, dimension: int) -> Coarse:
     for where, block in rows.blocks(rows.rows_per_pass):
         part = block.mv(basis).double() * scale[where]
         inner += part @ part.T
-    eigenvalues, leading = torch.linalg.eigh(rows.total(inner))
+    eigenvalues, leading = eigh(rows.total(inner))
     seen = eigenvalues > len(basis) * torch.finfo(rows.dtype).eps * eigenvalues[-1]
     leading = leading[:, seen][:, -size:].to(rows.dtype)
     return Coarse((leading.T @ basis).contiguous())

@@ -11,6 +11,7 @@ from nullbayes.errors import SettingsError
 from nullbayes.linalg.curvature.base import Curvature, padded
 from nullbayes.linalg.lanczos import krylov_basis
 from nullbayes.linalg.rows import Rows
+from nullbayes.linalg.spectral import eigh
 from nullbayes.precision import full_precision
 
 
@@ -68,7 +69,7 @@ def lanczos_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
     for _, block in rows.blocks(rows.rows_per_pass):
         image = block.mv(basis).double()
         projected += image @ image.T
-    values, turn = torch.linalg.eigh(projected)
+    values, turn = eigh(projected)
     return LowRank(turn.T.flip(0).to(basis) @ basis, values.flip(0).clamp_min(0.0))
 
 
@@ -88,7 +89,7 @@ def nystrom_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
     shift = torch.finfo(rows.dtype).eps * float(image.norm()) + torch.finfo(rows.dtype).tiny
     image += shift * test
     inner = test.double() @ image.double().T
-    values, turn = torch.linalg.eigh(0.5 * (inner + inner.T))
+    values, turn = eigh(0.5 * (inner + inner.T))
     root = turn * values.clamp_min(shift).rsqrt()  # of the inverse
     _, lengths, basis = torch.linalg.svd(root.T @ image.double(), full_matrices=False)
     found = (lengths.square() - shift).clamp_min(0.0)

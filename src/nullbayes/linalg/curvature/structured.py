@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nullbayes.linalg.curvature.base import Curvature, padded
 from nullbayes.linalg.rows import Rows
+from nullbayes.linalg.spectral import eigh
 from nullbayes.precision import full_precision
 
 
@@ -143,6 +144,6 @@ class Kronecker(Curvature):
 
 def decomposed(column: int, left: Tensor, right: Tensor) -> KroneckerBlock:  # (out, out), (in, in)
     """Return the eigenpairs of a Kronecker product of two positive semi-definite matrices."""
-    left_values, left_vectors = torch.linalg.eigh(left)
-    right_values, right_vectors = torch.linalg.eigh(right)
+    left_values, left_vectors = eigh(left)
+    right_values, right_vectors = eigh(right)
     return KroneckerBlock(column, left_vectors, left_values.clamp_min(0.0), right_vectors, right_values.clamp_min(0.0))
