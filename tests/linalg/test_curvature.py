@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -239,3 +240,20 @@ def test_a_residual_that_stays_large_is_said() -> None:
 def test_a_matrix_that_cannot_be_factored_is_refused() -> None:
     with pytest.raises(NullBayesError, match="larger prior_precision"):
         Primal(-torch.eye(3, dtype=torch.float64)).sample(normal(1, 3), 0.5)
+
+
+def test_a_factor_is_let_go_before_the_next_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[Tensor]] = []
+    solver = torch.linalg.cholesky_ex
+
+    def factor(matrix: Tensor) -> tuple[Tensor, Tensor]:
+        assert not any(before() is not None for before in made)
+        found, info = solver(matrix)
+        made.append(weakref.ref(found))
+        return found, info
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", factor)
+    curvature = Primal(TALL.T @ TALL)
+    for alpha in ALPHAS:
+        curvature.variance(WIDE, alpha)
+    assert len(made) == len(ALPHAS)

@@ -21,6 +21,7 @@ from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.limits import normal_bytes
 from nullbayes.linalg.curvature import (
+    FACTORED_BYTES,
     Curvature,
     Diagonal,
     Dual,
@@ -135,11 +136,12 @@ class _Full(Laplace):
     def approximate(self, context: FitContext) -> Curvature:
         rows, most = context.rows, _FACTORED.get(context.rows.device.type, 8_000)
         side = rows.n_columns if rows.n_columns <= _SMALL else min(rows.n_rows, rows.n_columns)
-        factored = side <= most and 16 * side**2 + normal_bytes(side, rows.device) <= context.available // 2
+        needed = FACTORED_BYTES * side**2 + normal_bytes(side, rows.device)
+        factored = side <= most and needed <= context.available
         if factored and rows.n_columns == side:
             return Primal(normal_matrix(rows))
         if factored:
-            return Dual(context.held(context.available // 2))
+            return Dual(context.held(needed))
         vectors = 4 * (context.n_samples + _PRECONDITIONED) * rows.n_columns * rows.dtype.itemsize
         if vectors > context.available:
             msg = (

@@ -13,6 +13,7 @@ normal noise, the variance of linear functions under that distribution, and eige
 
 from nullbayes.linalg.curvature.base import Curvature as Curvature
 from nullbayes.linalg.curvature.base import estimated_spectrum as estimated_spectrum
+from nullbayes.linalg.curvature.dense import FACTORED_BYTES as FACTORED_BYTES
 from nullbayes.linalg.curvature.dense import Dual as Dual
 from nullbayes.linalg.curvature.dense import Primal as Primal
 from nullbayes.linalg.curvature.low_rank import LowRank as LowRank

@@ -12,6 +12,7 @@ from nullbayes.errors import NullBayesError
 from nullbayes.linalg.curvature.base import Curvature, padded
 from nullbayes.linalg.rows import Rows
 
+FACTORED_BYTES = 24  # per entry of the matrix: itself, with a shift, and the factor
 _SAVED_BYTES = 2**31  # a larger matrix is not written to a file
 
 
@@ -27,7 +28,8 @@ class _Shifted:
     def factor(self, alpha: float) -> Tensor:
         """Return the lower Cholesky factor."""
         if self._at != alpha:
-            self._at, shifted = None, self.matrix.clone()
+            self._at, self._factor = None, self.matrix[:0]  # before the next one is formed
+            shifted = self.matrix.clone()
             shifted.diagonal().add_(alpha)
             factor, info = torch.linalg.cholesky_ex(shifted)
             if int(info) != 0:
@@ -47,6 +49,8 @@ class _Shifted:
 
 class Primal(Curvature):
     r"""The matrix itself, which takes :math:`8 P^2` bytes, and its factor, which takes as much again.
+
+    While the factor is computed, there is a third matrix.
 
     Parameters
     ----------
