@@ -14,6 +14,7 @@ from nullbayes.jacobian.few import form_few
 from nullbayes.jacobian.network import Leaves, Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.jacobian.row_builder import RowBuilder
+from nullbayes.linalg.compact import TablePiece
 from nullbayes.linalg.held import HeldBlock
 from support.models import TiedWeights, jacobian
 
@@ -128,6 +129,36 @@ def test_every_way_gives_the_rows_of_plain_differentiation(
     assert not rows.is_due(way, 0, 1, 16)  # that way was taken
     torch.testing.assert_close(found[0], model(x).detach())
     torch.testing.assert_close(found[1], jacobian(model, x))
+
+
+class Words(nn.Module):
+    """Embeddings of words and of positions between other layers, in any order of the parameters."""
+
+    def __init__(self, lines: int, outputs: int) -> None:
+        super().__init__()
+        self.before, self.words, self.places = nn.LayerNorm(4), nn.Embedding(lines, 4), nn.Embedding(5, 4)
+        self.last = nn.Linear(4, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x) + self.places(torch.arange(x.shape[1]))
+        return self.last(self.before(h).tanh().mean(1))
+
+
+@pytest.mark.parametrize("outputs", [1, 3, 7])
+@pytest.mark.parametrize(("lines", "kinds"), [(30, ["dense", "table", "dense"]), (8, ["dense"])])
+def test_of_a_large_table_of_embeddings_the_lines_of_an_input_are_kept(
+    lines: int, kinds: list[str], outputs: int
+) -> None:
+    model, x = Words(lines, outputs).double(), torch.tensor([[3, 7, 7, 0]])
+    rows = rows_of(model, x)
+    found = form_few(rows, x, torch.zeros(1))
+    assert found is not None
+    assert ["table" if isinstance(piece, TablePiece) else "dense" for piece in found[1]] == kinds
+    expected = jacobian(model, x)[0]
+    block = HeldBlock(tuple(found[1]), outputs, rows.network.n_parameters, outputs, rows.network.theta)
+    torch.testing.assert_close(block.dense(), expected)
+    vectors = torch.randn(5, rows.network.n_parameters).double()
+    torch.testing.assert_close(block.mv(vectors), vectors @ expected.T)
 
 
 @pytest.mark.parametrize("limits", [{"_AT_ONCE": 0}, {"_AT_ONCE": 0, "_FORWARD": 0}], ids=["by copies", "mapped"])

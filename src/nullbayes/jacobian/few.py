@@ -17,6 +17,7 @@ wrongly. A way whose rows differ is not taken again; where no other is left, the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from nullbayes.jacobian.batches import map_leaves, n_examples
 from nullbayes.jacobian.checks import CHUNK_TOLERANCE, AutogradReference
 from nullbayes.jacobian.network import Leaves
 from nullbayes.jacobian.row_builder import RowBuilder
+from nullbayes.linalg.compact import TablePiece
 from nullbayes.linalg.pieces import DensePiece, Piece
 from nullbayes.precision import full_precision
 
@@ -35,6 +37,7 @@ _OUTPUTS = 4  # as many backward passes take no longer than copies
 _ENTRIES = 2**21  # of the rows that are formed by output, whole
 _AT_ONCE = 400_000  # of those of many outputs that are formed at once: beyond, copies of layers' inputs are faster
 _CONVOLUTIONS = 2**18  # operations of a forward pass up to which convolutions are mapped, too
+_SPARSE = 4  # lines of a table for each one that an input takes, from which on it is worth looking them up
 _COPIES = 64
 _FORWARD = 2**22  # operations of the forward passes of all copies, up to which copies are faster than maps
 _OPERATIONS = 2**25  # of all copies in the forward pass: beyond, numbers take longer than calls
@@ -91,7 +94,7 @@ def _at_once(rows: RowBuilder, leaves: Leaves, x: Any) -> tuple[Tensor, list[Pie
         except Exception as error:  # an operation whose derivative torch cannot map: there are other ways
             rows.reasons["at once"] = str(error)
             return None
-    return values.detach(), [DensePiece(torch.cat([part.reshape(rows.width, -1) for part in found], 1), 0)]
+    return values.detach(), _pieces(leaves, found, rows.width)
 
 
 def _by_output(leaves: Leaves, x: Any) -> tuple[Tensor, list[Piece]] | None:
@@ -99,9 +102,25 @@ def _by_output(leaves: Leaves, x: Any) -> tuple[Tensor, list[Piece]] | None:
         values = leaves.outputs(map_leaves(ordinary, x)).flatten(1)
         if not values.requires_grad:
             return None
-        tensors = list(leaves.tensors)
-        parts = [part.reshape(-1) for value in values[0] for part in gradients(value, tensors)]
-    return values.detach(), [DensePiece(torch.cat(parts).view(values.shape[1], -1), 0)]
+        found = zip(*(gradients(value, list(leaves.tensors)) for value in values[0]), strict=True)
+    return values.detach(), _pieces(leaves, map(torch.stack, found), values.shape[1])
+
+
+def _pieces(leaves: Leaves, found: Iterable[Tensor], width: int) -> list[Piece]:  # (O, *shape) each
+    """Return the rows of one input from its gradients; of a table of embeddings, the lines that it took."""
+    pieces: list[Piece] = []
+    dense: list[Tensor] = []
+    start = column = 0  # of what is dense, and of the next gradient
+    for part, is_table in zip(found, leaves.are_tables, strict=True):
+        lines = part.abs().amax((0, 2)).nonzero()[:, 0] if is_table else None
+        if lines is not None and _SPARSE * len(lines) < part.shape[1]:
+            pieces += [DensePiece(torch.cat(dense, 1), start)] if dense else []
+            pieces.append(TablePiece(lines[None], part[None, :, lines], column, part.shape[1]))
+            dense, start = [], column + part[0].numel()
+        else:
+            dense.append(part.reshape(width, -1))
+        column += part[0].numel()
+    return [*pieces, DensePiece(torch.cat(dense, 1), start)] if dense else pieces
 
 
 def _by_layers(rows: RowBuilder, leaves: Leaves, x: Any, n: int, *, copied: bool) -> tuple[Tensor, list[Piece]] | None:

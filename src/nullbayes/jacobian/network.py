@@ -295,6 +295,8 @@ class Leaves:
             self.tensors = tuple(piece.detach().requires_grad_() for piece in network.unflatten(theta).values())
         module, named = network.module, dict(zip(network.names, self.tensors, strict=True))
         leaf_of = {id(p): named[name] for name, p in module.named_parameters() if name in named}
+        tables = {id(leaf_of.get(id(part.weight))) for part in module.modules() if isinstance(part, nn.Embedding)}
+        self.are_tables = [id(leaf) in tables for leaf in self.tensors]  # of which an input takes a few lines
         self._places = [  # all of them, where a parameter has several
             (part._parameters, name, leaf_of[id(p)])
             for part in module.modules()
