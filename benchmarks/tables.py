@@ -4,11 +4,12 @@
     nullbayes reproduce mnist --device cuda --data FOLDER
     python -m benchmarks.tables digits.json results/mnist/results.json
 
-prints two tables. The first has the AUROC of every method against every set of strangers, their mean for methods that
-have all of them, and the best of each column in bold. Projected posteriors are shown by every score, and each baseline
-by the score that is best for it on average over the columns that it has. The second has the decisions of the
+prints up to four tables. The first has the AUROC of every method against every set of strangers, their mean for methods
+that have all of them, and the best of each column in bold. Projected posteriors are shown by every score, and each
+baseline by the score that is best for it on average over the columns that it has. The second has the decisions of the
 calibrated posteriors. With several files, networks and seeds are put together; what two files measured is taken from
-the later one.
+the later one. The other two are of studies, for ``docs/experiments.md``: what the posteriors keep of the network's
+predictions, and what they find beside what the paper printed.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def document(results: Iterable[Mapping[str, Any]]) -> str:
-    """Return both tables."""
+def document(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return all tables."""
     cases = [case for result in results for case in _cases(result)]
     if not any(case["each"] for case in cases):
         msg = "No file has results of the case detection or of a study: run python -m benchmarks detection --json FILE."
@@ -47,7 +48,11 @@ def document(results: Iterable[Mapping[str, Any]]) -> str:
     found = _latest((row for case in cases for row in case["each"]), "column", "method", "seed")
     decisions = _latest((row for case in cases for row in case.get("decisions") or ()), "network", "method", "seed")
     parts = [aurocs(_best_scores(means(found))), *([decided(_decided_means(decisions))] if decisions else [])]
-    return "\n\n".join(parts)
+    subjects = [subject for result in results for subject in result.get("results", {}).get("subjects", ())]
+    own = [
+        subject["summary"] | {"name": subject["name"]} for subject in subjects if "MSP" in subject["runs"][0]["methods"]
+    ]
+    return "\n\n".join([*parts, *([kept(own), printed(own)] if own else [])])
 
 
 def _cases(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -109,6 +114,54 @@ def decided(rows: Iterable[Row]) -> str:
         sets = [f"{row[f'{who} {what}']:.3f}" for who in ("set", "network's set") for what in ("covers", "size")]
         lines.append([row["network"], _code(row["method"]), *alarms, ", ".join(flagged), *sets])
     return _markdown(head, lines)
+
+
+_POSTERIORS = ("MAP", "ProjectedPosterior", "LossProjectedPosterior")
+
+
+def kept(summaries: Iterable[Mapping[str, Any]]) -> str:
+    """Return accuracy, NLL and ECE of networks and of their posteriors."""
+    kinds = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
+    head = ["network", *(f"{kind}: network / projected / loss-projected" for kind in kinds.values())]
+    lines = [
+        [
+            found["name"],
+            *(_side_by_side(found["familiar"].get(name, {}).get(kind) for name in _POSTERIORS) for kind in kinds),
+        ]
+        for found in summaries
+    ]
+    return _markdown(head, lines)
+
+
+def printed(summaries: Iterable[Mapping[str, Any]]) -> str:
+    """Return AUROCs that the paper printed, and those of the same networks and posteriors here."""
+    head = [
+        "strangers",
+        "paper: network / projected",
+        "network",
+        "projected, the paper's score",
+        "projected",
+        "loss-projected",
+    ]
+    lines = []
+    for summary in summaries:
+        found = summary["strangers"]
+        network, ours, loss = (found.get(name, {}) for name in _POSTERIORS)
+        for stranger in network.get("max_probability", {}):
+            own, theirs = network["max_probability"][stranger], ours.get("max_variance", {}).get(stranger)
+            paper = [
+                None if figure is None or figure["paper"] is None else {"mean": figure["paper"]}
+                for figure in (own, theirs)
+            ]
+            cells = [own, theirs, *(method.get("calibrated", {}).get(stranger) for method in (ours, loss))]
+            lines.append(
+                [f"{summary['name']} → {stranger}", _side_by_side(paper), *(_side_by_side([cell]) for cell in cells)]
+            )
+    return _markdown(head, lines)
+
+
+def _side_by_side(figures: Iterable[Mapping[str, float] | None]) -> str:
+    return " / ".join("-" if figure is None else f"{figure['mean']:.3f}" for figure in figures)
 
 
 def _latest(rows: Iterable[Row], *keys: str) -> list[Row]:

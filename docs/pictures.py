@@ -26,6 +26,12 @@ FOLDER = Path(__file__).parent / "pictures"
 RESULTS = Path(__file__).parents[1] / "results"  # of experiments that were run in full
 BLUE, ORANGE, GREEN, GREY = "#4c78c8", "#e08a3c", "#4ca377", "#8a8f98"
 SWEEPS = range(1, 31)
+TITLES = {  # of networks and data
+    "mnist": "MNIST", "fashion-mnist": "Fashion-MNIST", "kmnist": "KMNIST", "svhn": "SVHN", "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100", "LeNet, mnist": "LeNet, MNIST", "LeNet, fashion-mnist": "LeNet, Fashion-MNIST",
+    "ResNet, svhn": "ResNet, SVHN", "ResNet, cifar10": "ResNet, 15,000 of CIFAR-10",
+    "ResNet-20, published weights": "ResNet-20, CIFAR-10, published",
+}  # fmt: skip
 FORMS = {"": "#24292f", "-dark": "#d5d9e0"}  # the ends of file names, and the colour of text and axes
 
 
@@ -222,6 +228,34 @@ def between(figure: Figure, ink: str) -> None:
         axis.set(title=f"{name}: {ratio:.1f}", ylim=(-2.2, 2.2))
 
 
+def strangers(figure: Figure, ink: str) -> None:
+    """Draw what `nullbayes reproduce` measured of images: AUROC of the network, the paper's posterior and ours."""
+    lines: list[tuple[str, float, float | None, float]] = []
+    for study in ("fashion-mnist", "mnist", "svhn", "cifar10"):
+        found = json.loads((RESULTS / f"{study}.json").read_text(encoding="utf-8"))["results"]
+        for subject in found["subjects"]:
+            auroc = subject["summary"]["strangers"]
+            own, ours = auroc["MAP"]["max_probability"], auroc["ProjectedPosterior"]
+            for name, calibrated in ours["calibrated"].items():
+                line = own[name]["mean"], ours["max_variance"][name]["paper"], calibrated["mean"]
+                lines.append((f"{TITLES.get(subject['name'], subject['name'])} → {TITLES[name]}", *line))
+    figure.set_size_inches(7.6, 3.6)
+    axis, places = figure.subplots(), range(len(lines))
+    axis.hlines(places, 0.7, 1.0, color=GREY, lw=0.4, alpha=0.5)
+    labels, network, paper, ours = zip(*lines, strict=True)
+    both = [(value, place) for value, place in zip(paper, places, strict=True) if value is not None]
+    axis.plot(network, places, "|", color=GREY, ms=11, mew=2, label="network, largest probability")
+    axis.plot(
+        *zip(*both, strict=True), "o", color=ORANGE, mfc="none", mew=1.6, label="projected posterior in the paper"
+    )
+    axis.plot(ours, places, "o", color=BLUE, label="projected posterior, calibrated")
+    axis.set(yticks=list(places), yticklabels=labels, xlabel="AUROC", xlim=(0.7, 1.005))
+    axis.invert_yaxis()
+    axis.spines["left"].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    figure.legend(loc="outside upper center", ncols=3, handletextpad=0.3, columnspacing=1.4)
+
+
 PICTURES: dict[str, Callable[[Figure, str], None]] = {
     "null-space": null_space,
     "residual": residual,
@@ -230,6 +264,7 @@ PICTURES: dict[str, Callable[[Figure, str], None]] = {
     "calibration": calibration,
     "collapse": collapse,
     "between": between,
+    "strangers": strangers,
 }
 
 
