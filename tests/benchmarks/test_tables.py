@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.tables import document, main
+from benchmarks.tables import document, kept, main, printed
+
+ROOT = Path(__file__).parents[2]
 
 DECISION = {
     "network": "LeNet", "method": "ProjectedPosterior", "seed": 3, "flagged at 0.01": 0.0105, "flagged at 0.05": 0.052,
@@ -126,3 +128,43 @@ def test_files_are_read_and_printed(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_files_without_such_results_are_refused() -> None:
     with pytest.raises(SystemExit, match="python -m benchmarks detection"):
         document([{"cases": [{"case": "detection", "rows": None, "decisions": None}]}])
+
+
+SUMMARY = {
+    "name": "LeNet",
+    "familiar": {
+        "MAP": {"accuracy": {"mean": 0.9}, "nll": {"mean": 0.3}, "ece": {"mean": 0.02}},
+        "ProjectedPosterior": {"accuracy": {"mean": 0.9}, "nll": {"mean": 0.29}, "ece": {"mean": 0.01}},
+    },
+    "strangers": {
+        "MAP": {"max_probability": {"kmnist": {"mean": 0.75, "paper": 0.66}, "noise": {"mean": 0.5, "paper": None}}},
+        "ProjectedPosterior": {
+            "max_variance": {"kmnist": {"mean": 0.99, "paper": 0.86}, "noise": {"mean": 0.8, "paper": None}},
+            "calibrated": {"kmnist": {"mean": 0.995, "paper": None}, "noise": {"mean": 0.9, "paper": None}},
+        },
+    },
+}
+
+
+def test_what_posteriors_keep_stands_beside_the_network() -> None:
+    assert kept([SUMMARY]).splitlines()[2:] == ["| LeNet | 0.900 / 0.900 / - | 0.300 / 0.290 / - | 0.020 / 0.010 / - |"]
+
+
+def test_what_the_paper_printed_stands_beside_what_was_measured() -> None:
+    assert printed([SUMMARY]).splitlines()[2:] == [
+        "| LeNet → kmnist | 0.660 / 0.860 | 0.750 | 0.990 | 0.995 | - |",
+        "| LeNet → noise | - / - | 0.500 | 0.800 | 0.900 | - |",
+    ]
+
+
+def test_pages_have_the_tables_of_the_stored_runs() -> None:
+    names = ("fashion-mnist", "mnist", "svhn", "minilm", "cifar10", "digits")
+    found = [json.loads((ROOT / "results" / f"{name}.json").read_text(encoding="utf-8")) for name in names]
+    scores, experiments = (
+        (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("scores", "experiments")
+    )
+    aurocs, decided, network, paper = document(found).split("\n\n")
+    assert aurocs in scores
+    assert decided in scores
+    assert network in experiments
+    assert paper in experiments
