@@ -157,15 +157,14 @@ def _used_once(values: Tensor, leaves: Leaves) -> bool:
     seen, waiting = set[Any](), [values.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node is None:
-            continue
-        for following, _ in node.next_functions:
-            leaf = id(getattr(following, "variable", None))
-            if leaf in known:
+        for following, _ in () if node is None else node.next_functions:
+            if following is None or following in seen:
+                continue
+            if not hasattr(following, "variable"):
+                seen.add(following)
+                waiting.append(following)
+            elif (leaf := id(following.variable)) in known:
                 if leaf in reached:
                     return False
                 reached.add(leaf)
-            elif following is not None and following not in seen:
-                seen.add(following)
-                waiting.append(following)
     return True
