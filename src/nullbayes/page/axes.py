@@ -107,7 +107,7 @@ def log_ticks(low: float, high: float) -> list[float]:
         return [_tick(1, 1, k) for k in range(first, last + 1) if k % stride == 0]
     found = [_tick(1, m, k) for k in range(first - 1, last + 1) for m in (1, 2, 5)]
     within = [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
-    return within if len(within) >= 3 else [value for value in nice_ticks(low, high, 4)[0] if value > 0]
+    return within if len(within) >= 3 else [value for value in nice_ticks(low, high)[0] if value > 0]
 
 
 def tick_labels(ticks: list[float], step: float) -> list[str]:
