@@ -140,16 +140,18 @@ class Words(nn.Module):
         self.last = nn.Linear(4, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.words(x) + self.places(torch.arange(x.shape[1]))
+        h = self.words(x) * (x != 1)[:, :, None] + self.places(torch.arange(x.shape[1]))  # 1 is padding
         return self.last(self.before(h).tanh().mean(1))
 
 
 @pytest.mark.parametrize("outputs", [1, 3, 7])
+@pytest.mark.parametrize("words", [[3, 7, 7, 0], [1, 1, 1, 1]], ids=["words", "nothing but padding"])
 @pytest.mark.parametrize(("lines", "kinds"), [(30, ["dense", "table", "dense"]), (8, ["dense"])])
 def test_of_a_large_table_of_embeddings_the_lines_of_an_input_are_kept(
-    lines: int, kinds: list[str], outputs: int
+    lines: int, kinds: list[str], words: list[int], outputs: int
 ) -> None:
-    model, x = Words(lines, outputs).double(), torch.tensor([[3, 7, 7, 0]])
+    model, x = Words(lines, outputs).double(), torch.tensor([words])
+    kinds = kinds if words[0] != 1 else ["dense", "table", "dense"]  # padding takes no line
     rows = rows_of(model, x)
     found = form_few(rows, x, torch.zeros(1))
     assert found is not None
@@ -159,6 +161,8 @@ def test_of_a_large_table_of_embeddings_the_lines_of_an_input_are_kept(
     torch.testing.assert_close(block.dense(), expected)
     vectors = torch.randn(5, rows.network.n_parameters).double()
     torch.testing.assert_close(block.mv(vectors), vectors @ expected.T)
+    weights = torch.randn(5, outputs).double()
+    torch.testing.assert_close(block.rmv(weights), weights @ expected)
 
 
 @pytest.mark.parametrize("limits", [{"_AT_ONCE": 0}, {"_AT_ONCE": 0, "_FORWARD": 0}], ids=["by copies", "mapped"])

@@ -148,16 +148,17 @@ class TablePiece(Piece):
         """Look up the lines of the tokens in each vector, and multiply with their gradients."""
         n, outputs, positions, width = self.gradients.shape
         tables = vectors[:, self._columns].reshape(len(vectors), self.lines, width)
-        found = tables[:, self.chosen.flatten()].view(-1, n, positions * width).transpose(0, 1)  # (n, S, T width)
-        result += (found @ self.gradients.reshape(n, outputs, -1).mT).transpose(0, 1).reshape(len(vectors), -1)
+        found = tables[:, self.chosen.flatten()].view(len(vectors), n, positions * width).transpose(0, 1)
+        changes = found @ self.gradients.reshape(n, outputs, positions * width).mT  # (n, S, O)
+        result += changes.transpose(0, 1).reshape(len(vectors), -1)
 
     def add_rmv(self, vectors: Tensor, result: Tensor) -> None:
         """Add the gradients, weighted, to the lines of their tokens."""
         n, outputs, positions, width = self.gradients.shape
         weights = vectors.reshape(-1, n, outputs).transpose(0, 1)  # (n, S, O)
-        added = (weights @ self.gradients.reshape(n, outputs, -1)).view(n, -1, positions, width).transpose(0, 1)
+        added = (weights @ self.gradients.reshape(n, outputs, positions * width)).transpose(0, 1)  # (S, n, T width)
         tables = result[:, self._columns].unflatten(1, (self.lines, width))
-        tables.index_add_(1, self.chosen.flatten(), added.reshape(len(vectors), -1, width))
+        tables.index_add_(1, self.chosen.flatten(), added.reshape(len(vectors), n * positions, width))
 
     def put_dense(self, result: Tensor) -> None:
         """Write the gradients into the lines of their tokens."""
