@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from nullbayes.experiments import digits
+from nullbayes.experiments import digits, judging
 from nullbayes.experiments.frame import Settings, Store
 from nullbayes.experiments.networks import lenet
 from nullbayes.experiments.study import Sizes
@@ -254,6 +254,21 @@ def test_method_that_cannot_be_fitted_is_left_out_with_its_reason(data: Path, tm
     }  # fmt: skip
     page = digits.EXPERIMENTS["mnist"].page(found)
     assert any("Left out: ProjectedPosterior" in said for said in page.sections[0].paragraphs)
+
+
+def test_full_covariance_is_left_out_where_neither_of_its_matrices_can_be_factored(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = Sizes(n=N, epochs=1, held_out=40, test=20, shifted=10, samples=3, only=("MAP", "LinearizedLaplace"))
+
+    def method(folder: str, largest: int) -> Any:
+        monkeypatch.setattr(judging, "LARGEST_EXACT", largest)
+        found = digits.study("mnist", Settings(data=data, store=Store(tmp_path / folder), seeds=1), sizes, ANGLES)
+        return found["subjects"][0]["runs"][0]["methods"]["LinearizedLaplace"]
+
+    assert "failed" not in method("fits", N * 10)
+    refused = method("too large", N * 10 - 1)["failed"]
+    assert refused.startswith("The matrix of its 44,426 parameters has 16 GB, that of its 200 rows 0 GB, and")
 
 
 def refused_for_memory() -> Exception:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from nullbayes.experiments.frame import Results, Settings
 from nullbayes.experiments.measuring import Clock
 from nullbayes.experiments.methods import Bench, methods
 from nullbayes.experiments.packing import rounded
-from nullbayes.experiments.tasks import Inputs, Task, batches, take, thinned
+from nullbayes.experiments.tasks import Inputs, Task, batches, logits_of, take, thinned
 from nullbayes.page import evaluation_summary
 
 POSTERIORS = {"output": "ProjectedPosterior", "loss": "LossProjectedPosterior"}  # by their rows
@@ -28,6 +29,7 @@ DRAWN = ("MAP", *POSTERIORS.values())  # whose histograms and reliability are ke
 LEVELS = (0.01, 0.05, 0.1)  # of alarms
 SETS = 0.1  # share of label sets that may miss the label
 BINS = 15  # of calibration errors
+LARGEST_EXACT = 60_000  # parameters or rows whose matrix a GPU factors within minutes
 SAMPLED = "max_variance, sampled networks"  # the paper's score of methods that are linearized by default here
 
 
@@ -107,10 +109,28 @@ def _posterior(task: Task, rows: str, sizes: Any, bench: Bench) -> tuple[Any, st
 
 
 def _baseline(bench: Bench, name: str) -> tuple[Any, str | None]:
+    if name == "LinearizedLaplace":
+        _check_exact(bench)
     made = methods(bench)[name]()
     made.fit()
     made.tune()
     return made.posterior, made.pred_type
+
+
+def _check_exact(bench: Bench) -> None:
+    """Refuse a full covariance that cannot be factored: each precision that is tried would take conjugate gradients."""
+    examples = bench.curvature or bench.loader
+    outputs = logits_of(bench.model, take(examples[0][0], slice(1))).shape[1]
+    rows = outputs * sum(len(y) for _, y in examples)
+    globs = bench.parameters or ("*",)
+    names = [(name, p.numel()) for name, p in bench.model.named_parameters()]
+    free = sum(size for name, size in names if any(fnmatchcase(name, glob) for glob in globs))
+    if min(rows, free) > LARGEST_EXACT:
+        msg = (
+            f"The matrix of its {free:,} parameters has {8 * free**2 / 1e9:,.0f} GB, that of its {rows:,} rows "
+            f"{8 * rows**2 / 1e9:,.0f} GB, and conjugate gradients for every precision that is tried are too slow."
+        )
+        raise nb.errors.SettingsError(msg)
 
 
 def _detector(task: Task, name: str) -> tuple[Any, str | None]:
