@@ -1,16 +1,17 @@
 """LoRA: low-rank adapters around the attention projections of an encoder, trained while the rest stays as it was.
 
 Hu et al. (2022), "LoRA: low-rank adaptation of large language models". The parameters of the adapters are called
-``*.lora_down`` and ``*.lora_up``, so that a posterior takes them with ``parameters=["*.lora_*", "head.*"]``.
+``*.lora_down.weight`` and ``*.lora_up.weight``, so that a posterior takes them with ``parameters=["*.lora_*",
+"head.*"]``.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy
 
-ADAPTERS = ("*.lora_down", "*.lora_up")  # names of their parameters
+ADAPTERS = ("*.lora_down.*", "*.lora_up.*")  # names of their parameters
 _PROJECTIONS = ("query", "value")  # which get an adapter
 
 
@@ -28,13 +29,15 @@ class LowRank(nn.Module):
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
         self.base = base
-        self.lora_down = nn.Parameter(torch.randn(rank, base.in_features) / base.in_features**0.5)
-        self.lora_up = nn.Parameter(torch.zeros(base.out_features, rank))
+        self.lora_down = nn.Linear(base.in_features, rank, bias=False)
+        self.lora_up = nn.Linear(rank, base.out_features, bias=False)
+        nn.init.normal_(self.lora_down.weight, std=base.in_features**-0.5)
+        nn.init.zeros_(self.lora_up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output plus that of the adapter."""
-        base: Tensor = self.base(x)
-        return base + linear(linear(x, self.lora_down), self.lora_up)
+        output: Tensor = self.base(x) + self.lora_up(self.lora_down(x))
+        return output
 
 
 def with_adapters(model: nn.Module, rank: int) -> nn.Module:
