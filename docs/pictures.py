@@ -256,6 +256,25 @@ def strangers(figure: Figure, ink: str) -> None:
     figure.legend(loc="outside upper center", ncols=3, handletextpad=0.3, columnspacing=1.4)
 
 
+def convergence(figure: Figure, ink: str) -> None:
+    """Draw what `nullbayes reproduce convergence` measured: residual and dimensions against passes over the rows."""
+    found = json.loads((RESULTS / "convergence.json").read_text(encoding="utf-8"))["results"]["problems"]
+    titles = {"small": "CNN, 200 images", "lenet": "LeNet, 2,000 images"}
+    kinds = {"Alternating": ORANGE, "Krylov": BLUE, "Lanczos": GREEN}
+    figure.set_size_inches(7.6, 4.6)
+    for column, (problem, title) in zip(figure.subplots(2, 2, sharex=True).T, titles.items(), strict=True):
+        points = found[problem]["points"]
+        for axis, key in zip(column, ("residual", "dimension"), strict=True):
+            for name, color in kinds.items():
+                own = points[name]
+                axis.plot([each["sweeps"] for each in own], [each[key] for each in own], ".-", color=color, label=name)
+        column[0].set(title=title, xscale="log", yscale="log", ylabel="largest residual")
+        column[1].axhline(points["ExactDual"][0]["dimension"], color=ink, lw=0.8, ls="--", label="ExactDual")
+        column[1].set(xlabel="passes over the rows", ylabel="dimensions left")
+    handles, labels = column[1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4)
+
+
 PICTURES: dict[str, Callable[[Figure, str], None]] = {
     "null-space": null_space,
     "residual": residual,
@@ -265,6 +284,7 @@ PICTURES: dict[str, Callable[[Figure, str], None]] = {
     "collapse": collapse,
     "between": between,
     "strangers": strangers,
+    "convergence": convergence,
 }
 
 

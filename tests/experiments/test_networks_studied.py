@@ -178,7 +178,8 @@ def test_adapters_change_nothing_at_first_and_leave_the_rest_as_it_was() -> None
     tune_adapters(adapted, {"x": x}, y, 20)
     changed = {name for name, value in adapted.named_parameters() if not torch.equal(value, kept[name])}
     assert changed == {
-        "query.lora_down.weight", "query.lora_up.weight", "value.lora_down.weight", "value.lora_up.weight", "head.weight", "head.bias",
+        "query.lora_down.weight", "query.lora_up.weight", "value.lora_down.weight", "value.lora_up.weight",
+        "head.weight", "head.bias",
     }  # fmt: skip
     assert loss(adapted(x), y) < loss(before, y)
     with pytest.raises(ValueError, match="query or value"):
