@@ -11,8 +11,14 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes import io
-from nullbayes.baselines import SCOD, LanczosLaplace, LinearizedLaplace, LocalEnsemble, SketchedLanczos
+from nullbayes.baselines import SCOD, LanczosLaplace, LinearizedLaplace, LocalEnsemble, SketchedLanczos, method
+from nullbayes.baselines.method import FitContext
 from nullbayes.errors import FileError, SettingsError
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.jacobians import OutputJacobian
+from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.rows import JacobianRows
+from nullbayes.linalg.held import HeldRows
 from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, REGRESSION, Task, gauss_newton, jacobian
 
 X_NEW = MLP.inputs(6, torch.Generator().manual_seed(11))
@@ -180,3 +186,55 @@ def test_vectors_of_another_length_are_refused(tmp_path: Path) -> None:
     io.save(path, {**tensors, "basis": tensors["basis"].narrow(side, 0, 50)}, header)
     with pytest.raises(FileError, match=r"fit and save again .*vectors of 50 numbers"):
         nb.load(path, MLP.build())
+
+
+class Words(torch.nn.Module):
+    """Twelve outputs of four positions: rows are entries, because layers see several positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.head = torch.nn.Linear(3, 5), torch.nn.Linear(5, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.seen(x))).mean(1)
+
+
+@pytest.mark.parametrize("kind", [LanczosLaplace, LocalEnsemble, SketchedLanczos])
+def test_products_without_rows_find_the_same_as_products_with_rows(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(9, 4, 3, generator=generator, dtype=torch.float64)
+    y, chosen = torch.arange(9), list[str]()
+    stored = JacobianRows.stored
+    monkeypatch.setattr(JacobianRows, "stored", lambda rows, how: (chosen.append(how), stored(rows, how))[1])
+
+    def score(need_rows: bool) -> Tensor:
+        monkeypatch.setattr(method, "products_need_rows", lambda n_outputs, n_vectors: need_rows)
+        torch.manual_seed(0)
+        posterior = kind(Words().double().eval(), memory_budget=4)
+        posterior.fit([(x, y)], 5, generator=torch.Generator().manual_seed(0), progress=False)
+        scores: Tensor = posterior.ood_score(x)
+        return scores
+
+    torch.testing.assert_close(score(need_rows=False), score(need_rows=True), rtol=1e-6, atol=1e-9)
+    assert chosen == ["matrix_free", "device"]
+
+
+def test_rows_are_formed_where_that_is_less_work_than_the_products() -> None:
+    model, x = Words().double().eval(), torch.randn(9, 4, 3, dtype=torch.float64)
+    network = Network(model)
+    rows = OutputJacobian(
+        network, Examples([(x, torch.arange(9))], None, network.device), nb.likelihoods.Classification()
+    )
+
+    def storage(available: int, at_a_time: int, in_all: float) -> str:
+        found = FitContext("", rows, 5, 0, available).multiplied(0, at_a_time, in_all)
+        return "held" if isinstance(found, HeldRows) else found.storage
+
+    much, little = 10**9, 1000
+    assert storage(much, 4, 17) == "matrix_free"  # 12 outputs take as long as 18 vectors
+    assert storage(much, 4, 18) == "held"
+    assert storage(little, 17, 100) == "matrix_free"  # what does not fit would be formed for every product
+    assert storage(little, 18, 100) == "recompute"
+    network.forward_mode = False
+    assert storage(much, 4, 17) == "held"
+    assert storage(little, 4, 17) == "recompute"

@@ -31,6 +31,7 @@ from nullbayes.linalg.curvature import (
     column_squares,
     lanczos_pairs,
 )
+from nullbayes.linalg.lanczos import block_width
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.posteriors.arguments import normal
 from nullbayes.precision import full_precision
@@ -150,7 +151,7 @@ class _Full(Laplace):
                 "nb.baselines.LastLayerLaplace or DiagonalLaplace."
             )
             raise SettingsError(msg)
-        return MatrixFree(context.held(vectors), _PRECONDITIONED, context.generator())
+        return MatrixFree(context.multiplied(vectors, context.n_samples), _PRECONDITIONED, context.generator())
 
 
 class LinearizedLaplace(Baseline):
@@ -220,7 +221,7 @@ class _Lanczos(Laplace):
 
     def approximate(self, context: FitContext) -> Curvature:
         rank = context.vectors(self.memory_budget)
-        return lanczos_pairs(context.lanczos_rows(rank), rank, context.generator())
+        return lanczos_pairs(context.lanczos_rows(rank, block_width(context.rows, rank)), rank, context.generator())
 
 
 class LanczosLaplace(Baseline):

@@ -7,6 +7,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from nullbayes.errors import SettingsError
 from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import Network, OutputFn, Selection
-from nullbayes.jacobian.products import output_rows
+from nullbayes.jacobian.products import output_rows, products_need_rows
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors.measured import REPORT
@@ -28,6 +29,7 @@ _ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of rows at new inputs, at a time
 REPORT_FIELDS = {name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")}  # in a file
 DEFAULT_PRECISION = 1.0  # of the prior, whatever the data
 _COPIES = 3  # of the vectors of a budget, while they are found
+_PRODUCTS = 3  # for each Lanczos vector: two to find it, and one to find the eigenvalues
 
 
 class Options(TypedDict, total=False):
@@ -71,15 +73,29 @@ class FitContext:
         room = (self.available - beside) // 8 * 7  # the rest is for products with them
         return self.rows.stored("device") if self.rows.costs().held_bytes <= room else self.rows
 
+    def multiplied(self, beside: int, at_a_time: int, in_all: float = math.inf) -> Rows:
+        """Return the rows for products with vectors, so many at a time and in all, and for nothing else.
+
+        They are stored if memory has room for them beside so many bytes, else formed for every product. Where forward
+        and reverse mode are less work than that, they are not formed at all.
+        """
+        rows, formed = self.rows, partial(products_need_rows, self.rows.rows_per_example)
+        if not self.network.forward_mode:
+            return self.held(beside)
+        factors = 2 * rows.numbers_per_row < rows.n_columns  # which take less work than entries
+        held = self.held(beside) if factors or formed(in_all) else rows
+        return held if held is not rows or formed(at_a_time) else rows.stored("matrix_free")
+
     def vectors(self, memory_budget: int) -> int:
         """Return how many vectors of the size of the parameters a budget allows; refuse it if memory does not."""
         rank = min(memory_budget, self.rows.n_rows, self.rows.n_columns)
         self.check_budget(memory_budget, _COPIES * rank * self.rows.n_columns)
         return rank
 
-    def lanczos_rows(self, rank: int) -> Rows:
-        """Return the rows for so many Lanczos steps, stored if there is room for them beside the vectors."""
-        return self.held(_COPIES * rank * self.rows.n_columns * self.rows.dtype.itemsize)
+    def lanczos_rows(self, rank: int, n_vectors: int) -> Rows:
+        """Return the rows for so many Lanczos vectors, so many at a time."""
+        beside = _COPIES * rank * self.rows.n_columns * self.rows.dtype.itemsize
+        return self.multiplied(beside, n_vectors, _PRODUCTS * rank)
 
     def check_budget(self, memory_budget: int, numbers: int) -> None:
         """Refuse a budget if so many numbers do not fit in memory."""

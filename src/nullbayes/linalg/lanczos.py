@@ -32,7 +32,7 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
     """
     rows.check_whole("A basis of a Krylov space")
     p, eps = rows.n_columns, torch.finfo(rows.dtype).eps
-    width = min(limits(rows.device).lanczos_vectors, -(-size // 4))  # at least a few steps
+    width = block_width(rows, size)
     basis = torch.zeros(size, p + _WATCHED, dtype=rows.dtype, device=rows.device)
     found, latest = 0, basis[:0]
     while found < size:
@@ -53,6 +53,11 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
         basis[found : found + len(latest)] = latest
         found += len(latest)
     return torch.linalg.qr(basis[:found, :p].T).Q.T if found else basis[:0, :p]
+
+
+def block_width(rows: Rows, size: int) -> int:
+    """Return how many of so many vectors of a Krylov space are found at a time: in a few steps at least."""
+    return min(limits(rows.device).lanczos_vectors, -(-size // 4))
 
 
 def _gaussian(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
