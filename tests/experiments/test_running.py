@@ -6,7 +6,9 @@ import importlib.util
 import json
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 import torch
 
 from nullbayes.experiments import toy
-from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings, write
+from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings, Store, write
 from nullbayes.experiments.running import Mixed, page, perform, reproduce
 from nullbayes.page import Page, Section
 from support.processes import ENVIRONMENT
@@ -59,7 +61,7 @@ def test_a_killed_run_goes_on_behind_its_last_finished_step(tmp_path: Path) -> N
         child.kill()
         child.wait()
         child.stdout.close()  # type: ignore[union-attr]
-    assert [path.name for path in steps.iterdir()] == ["projected.json"]
+    assert [path.name for path in steps.glob("*.json")] == ["projected.json"]
     assert not (tmp_path / "toy" / "results.json").exists()
     left = steps / "loss-projected.json.1.part"
     left.write_text('{"seconds": 1.0, "resu')
@@ -71,12 +73,64 @@ def test_a_killed_run_goes_on_behind_its_last_finished_step(tmp_path: Path) -> N
     assert {"network/seed 0: done before", "seed 0/projected: done before", "seed 0/loss-projected"} <= set(said)
     assert said[1].startswith(f"Results go to {tmp_path / 'toy'}. 2 steps of an earlier run are there")
     assert (steps / "projected.json").stat().st_mtime_ns == written
-    assert not left.exists()
+    assert sorted(path.suffix for path in steps.iterdir()) == [".json"] * 6  # nothing of the killed run is left
     assert resumed["results"] == whole["results"]
     assert resumed["seconds"]["steps"].keys() == whole["seconds"]["steps"].keys()
     earlier = json.loads((tmp_path / "toy" / "clock.json").read_text())
     assert len(earlier) == 2  # two starts, both of which count
     assert resumed["seconds"]["total"] >= sum(earlier)
+
+
+# --- several processes in one folder ----------------------------------------------------------------------------------
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from nullbayes.experiments.frame import Store
+
+def work():
+    print("at it", flush=True)
+    sys.stdin.readline()
+    return {"by": "another"}
+
+Store(Path(sys.argv[1]), say=lambda line: None).step("one", work)
+"""
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that is at the step "one" until it gets a line."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], env=ENVIRONMENT, **pipes) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"at it\n"
+        yield child
+        child.kill()
+
+
+def own() -> Results:
+    return {"by": "this one"}
+
+
+def test_a_step_that_another_process_is_at_is_waited_for(tmp_path: Path, another: subprocess.Popen[bytes]) -> None:
+    said = list[str]()
+    store = Store(tmp_path, said.append)
+    assert store.attempt("one", own) is None
+    assert store.attempt("two", own) == {"by": "this one"}
+    assert another.stdin is not None
+    threading.Timer(0.3, lambda: (another.stdin.write(b"\n"), another.stdin.flush())).start()
+    assert store.step("one", own) == {"by": "another"}
+    assert said == ["two", "one: done before"]
+    assert sorted(path.name for path in (tmp_path / "steps").iterdir()) == ["one.json", "two.json"]
+
+
+def test_a_step_of_a_process_that_died_is_free(tmp_path: Path, another: subprocess.Popen[bytes]) -> None:
+    store = Store(tmp_path, say=lambda line: None)
+    assert store.attempt("one", own) is None
+    another.kill()
+    another.wait()
+    assert store.attempt("one", own) == {"by": "this one"}
+    assert [path.name for path in (tmp_path / "steps").iterdir()] == ["one.json"]
 
 
 # --- an experiment of two steps and a network, which notes what it does -----------------------------------------------

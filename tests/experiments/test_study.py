@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from nullbayes.experiments.networks import lenet
 from nullbayes.experiments.study import Sizes
 from nullbayes.experiments.tasks import lenet_images
 from nullbayes.page import Curves, Gallery, Histograms, Page, Reliability, Table, Value
+from support.processes import ENVIRONMENT
 
 N, TEST = 20, 30
 TINY = Sizes(
@@ -240,6 +243,39 @@ def test_a_method_that_was_lost_is_done_alone_and_gives_the_same(results: Any, s
     one, other = (r["subjects"][0]["runs"][1]["methods"]["MAP"] for r in (results, again))
     assert one["familiar"] == other["familiar"]
     assert one["scores"] == other["scores"]
+
+
+SHARED = """
+import json, sys
+from pathlib import Path
+import torch
+from nullbayes.experiments import digits
+from nullbayes.experiments.frame import Settings, Store
+from nullbayes.experiments.study import Sizes
+
+torch.set_num_threads(1)
+sizes = Sizes(
+    n=20, epochs=25, held_out=40, test=30, shifted=10, samples=3,
+    only=("MAP", "KNN", "MSP", "Energy", "GEN", "Mahalanobis", "ViM", "TemperatureScaling"),
+)
+said = []
+store = Store(Path(sys.argv[2]), said.append)
+found = digits.study("mnist", Settings(data=Path(sys.argv[1]), store=store, seeds=2), sizes, (0.0,))
+print(json.dumps({"said": said, "found": found}))
+"""
+
+
+@pytest.mark.slow
+def test_processes_in_one_folder_share_the_steps_and_have_the_same_results(data: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SHARED, str(data), str(tmp_path)]
+    both = [subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE) for _ in range(2)]
+    one, other = (json.loads(each.communicate()[0]) for each in both)
+    assert one["found"] == other["found"]
+    names = [*one["found"]["subjects"][0]["runs"][0]["methods"], "network"]
+    steps = sorted(
+        [f"{KEY}/seed {seed}/{name}" for seed in (0, 1) for name in names] + ["mnist/seed 0", "mnist/seed 1"]
+    )
+    assert sorted(line for each in (one, other) for line in each["said"] if not line.endswith(": done before")) == steps
 
 
 def test_method_that_cannot_be_fitted_is_left_out_with_its_reason(data: Path, tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ run that was killed goes on behind the last finished step. A page is made of the
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,6 +28,10 @@ from nullbayes.experiments.measuring import seeded
 if TYPE_CHECKING:
     from nullbayes.page import Page
 
+fcntl: Any = None
+with contextlib.suppress(ImportError):  # Windows has none: there, processes do not share a run
+    import fcntl
+
 _Kept = TypeVar("_Kept")
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 FAILURES = (nb.errors.NullBayesError, *_NO_MEMORY)  # of a method, after which a run goes on with the others
@@ -40,6 +45,8 @@ class Missing(Exception):
 @dataclass(frozen=True)
 class Store:
     """A folder of finished steps and trained weights; each is there whole or not at all.
+
+    Several processes may share a folder: a step is done by one of them, and the lock of one that dies is free again.
 
     Attributes
     ----------
@@ -69,7 +76,15 @@ class Store:
             Returns what JSON can hold. A failure that has ``"again": True`` (see `failure`) counts in this run alone:
             the next one tries the step again.
         """
+        found = self._step(key, work, wait=True)
+        assert found is not None
+        return found
 
+    def attempt(self, key: str, work: Callable[[], Results]) -> Results | None:
+        """Do what `step` does, or return None where another process is at it."""
+        return self._step(key, work, wait=False)
+
+    def _step(self, key: str, work: Callable[[], Results], *, wait: bool) -> Results | None:
         def read(path: Path) -> tuple[Results, float]:
             kept = json.loads(path.read_text(encoding="utf-8"))
             return kept["results"], float(kept["seconds"])
@@ -80,7 +95,7 @@ class Store:
             kept = {"seconds": time.perf_counter() - start, "results": done}
             part.write_text(json.dumps(kept, allow_nan=False), encoding="utf-8")
 
-        return self._kept(key, self.folder / "steps" / f"{key}.json", read, do)
+        return self._kept(key, self.folder / "steps" / f"{key}.json", read, do, wait=wait)
 
     def weights(self, key: str, work: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return tensors by name, from the file of an earlier run if there is one."""
@@ -95,27 +110,51 @@ class Store:
             found = {name: value.detach().cpu().contiguous() for name, value in work().items()}
             save_file(found, part, {"seconds": str(time.perf_counter() - start)})
 
-        return self._kept(key, self.folder / "weights" / f"{key}.safetensors", read, do)
+        found = self._kept(key, self.folder / "weights" / f"{key}.safetensors", read, do, wait=True)
+        assert found is not None
+        return found
 
     def _kept(
-        self, key: str, path: Path, read: Callable[[Path], tuple[_Kept, float]], do: Callable[[Path], None]
-    ) -> _Kept:
-        """Return what is in a file, which is made first if it is not there or damaged."""
-        if path.is_file():
-            try:
-                found, self.seconds[key] = read(path)
-            except (ValueError, KeyError, TypeError, SafetensorError):  # cut short, such as by a full disk
-                self.say(f"{key}: {path} is damaged, so this step is done again")
-            else:
-                if not (isinstance(found, dict) and found.get("again") is True):
-                    self.say(f"{key}: done before")
+        self,
+        key: str,
+        path: Path,
+        read: Callable[[Path], tuple[_Kept, float]],
+        do: Callable[[Path], None],
+        *,
+        wait: bool,
+    ) -> _Kept | None:
+        """Return what is in a file, which is made first if it is not there or damaged; None if another makes it."""
+        if key in self.seconds:  # in this run, whatever came out
+            return read(path)[0]
+        if path.is_file() and (found := self._earlier(key, path, read)) is not None:
+            return found
+        with alone(path, wait=wait) as mine:
+            if not mine:
+                return None
+            if path.is_file():
+                if (found := self._earlier(key, path, read)) is not None:  # another process has made it
                     return found
-                self.say(f"{key}: failed before, so this step is tried again")
-        else:
-            self.say(key)
-        write(path, do)
-        found, self.seconds[key] = read(path)
+            else:
+                self.say(key)
+            for left in path.parent.glob(f"{glob.escape(path.name)}.*.part"):  # by a run that was killed
+                left.unlink(missing_ok=True)
+            write(path, do)
+            found, self.seconds[key] = read(path)
         self.finished()
+        return found
+
+    def _earlier(self, key: str, path: Path, read: Callable[[Path], tuple[_Kept, float]]) -> _Kept | None:
+        """Return what is in a file; None if it is damaged, or a failure to be tried again."""
+        try:
+            found, seconds = read(path)
+        except (ValueError, KeyError, TypeError, SafetensorError):  # cut short, such as by a full disk
+            self.say(f"{key}: {path} is damaged, so this step is done again")
+            return None
+        if isinstance(found, dict) and found.get("again") is True:
+            self.say(f"{key}: failed before, so this step is tried again")
+            return None
+        self.seconds[key] = seconds
+        self.say(f"{key}: done before")
         return found
 
 
@@ -131,8 +170,41 @@ def failure(error: Exception) -> Results:
     return {"failed": reason, "again": any(isinstance(each, _NO_MEMORY) for each in (error, error.__cause__))}
 
 
+@contextlib.contextmanager
+def alone(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Hold the lock of a file, which a process that dies gives back.
+
+    Parameters
+    ----------
+    path : Path
+        The file; the lock is a file beside it.
+    wait : bool
+        Wait while another process holds it.
+
+    Yields
+    ------
+    bool
+        Whether it is held; False where another process holds it and this one does not wait.
+    """
+    if fcntl is None:
+        yield True
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.with_name(f"{path.name}.lock")
+    with lock.open("w", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            lock.unlink(missing_ok=True)  # who waits for it finds the file made, or makes it
+
+
 def write(path: Path, make: Callable[[Path], Any]) -> None:
-    """Write a file beside its place, then put it there in one move; what a killed run left beside it goes.
+    """Write a file beside its place, then put it there in one move.
 
     Parameters
     ----------
@@ -148,8 +220,6 @@ def write(path: Path, make: Callable[[Path], Any]) -> None:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
-    for left in path.parent.glob(f"{glob.escape(path.name)}.*.part"):
-        left.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -197,6 +267,10 @@ class Settings:
             return self.store.step(key, work)
         done: Results = json.loads(json.dumps(work(), allow_nan=False))
         return done
+
+    def attempt(self, key: str, work: Callable[[], Results]) -> Results | None:
+        """Do a step, or return None where another process is at it; see `Store.attempt`."""
+        return self.step(key, work) if self.store is None else self.store.attempt(key, work)
 
     def each_seed(self) -> list[Settings]:
         """Return the settings of every seed."""

@@ -7,6 +7,7 @@ fits the method and measures all that the page shows of it, so that a run that i
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -33,6 +34,7 @@ from nullbayes.experiments.shifts import Shift
 from nullbayes.experiments.tasks import Inputs, Task, take
 from nullbayes.page import gallery
 
+_PAUSE = 1.0  # seconds between looks at what other processes have done
 SHIFTED = ("MAP", *POSTERIORS.values(), "LastLayerLaplace", "DiagonalLaplace", "SWAG")
 
 
@@ -125,27 +127,38 @@ def run_study(settings: Settings, subjects: Sequence[Subject], sizes: Sizes) -> 
     sizes : Sizes
         How large.
     """
-    return {"sizes": asdict(sizes), "subjects": [_run_subject(settings, subject, sizes) for subject in subjects]}
+    while True:
+        found = [_run_subject(settings, subject, sizes) for subject in subjects]
+        if None not in found:
+            return {"sizes": asdict(sizes), "subjects": found}
+        time.sleep(_PAUSE)  # other processes, started with the same command, are at the steps that are left
 
 
-def _run_subject(settings: Settings, subject: Subject, sizes: Sizes) -> Results:
+def _run_subject(settings: Settings, subject: Subject, sizes: Sizes) -> Results | None:
     seeds = settings.each_seed()[: subject.seeds]
     runs = [_run_seed(own, subject, sizes, own is seeds[0]) for own in seeds]
+    if None in runs:
+        return None
     shifts = {shift.name: shift.unit for shift in subject.shifts}
     found: Results = {"name": subject.name, "data": subject.data, "shifts": shifts, "runs": runs}
     gathered = Gathered(found)
     return {"summary": summary(gathered), "findings": as_results(gathered), **found}
 
 
-def _run_seed(settings: Settings, subject: Subject, sizes: Sizes, first: bool) -> Results:
-    """Return the network's facts and what each method gave; the network is made when a step needs it."""
+def _run_seed(settings: Settings, subject: Subject, sizes: Sizes, first: bool) -> Results | None:
+    """Return the network's facts and what each method gave; None if other processes are at some of the steps.
+
+    The network is made when a step needs it.
+    """
     key, make = f"{subject.name}/seed {settings.seed}", functools.cache(lambda: subject.task(settings))
-    network = settings.step(f"{key}/network", lambda: _network(make(), sizes, settings.seed, subject.only))
-    found: dict[str, Results] = {}
+    network = settings.attempt(f"{key}/network", lambda: _network(make(), sizes, settings.seed, subject.only))
+    if network is None:
+        return None
+    found: dict[str, Results | None] = {}
     for name in network["methods"]:
         work = functools.partial(_judged_step, settings, subject, sizes, make, name, first)
-        found[name] = settings.step(f"{key}/{name}", work)
-    return {"seed": settings.seed, "network": network, "methods": found}
+        found[name] = settings.attempt(f"{key}/{name}", work)
+    return None if None in found.values() else {"seed": settings.seed, "network": network, "methods": found}
 
 
 def _network(task: Task, sizes: Sizes, seed: int, only: Sequence[str]) -> Results:
