@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from nullbayes.experiments import toy
+from nullbayes.experiments import frame, toy
 from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings, Store, write
 from nullbayes.experiments.running import Mixed, page, perform, reproduce
 from nullbayes.page import Page, Section
@@ -28,7 +28,7 @@ CHILD = """
 import sys, time
 from pathlib import Path
 import torch
-from nullbayes.experiments import toy
+from nullbayes.experiments import frame, toy
 from nullbayes.experiments.running import perform
 
 torch.set_num_threads(1)
@@ -131,6 +131,22 @@ def test_a_step_of_a_process_that_died_is_free(tmp_path: Path, another: subproce
     another.wait()
     assert store.attempt("one", own) == {"by": "this one"}
     assert [path.name for path in (tmp_path / "steps").iterdir()] == ["one.json"]
+
+
+@pytest.mark.parametrize("without", ["locks", "module"])
+def test_a_folder_without_locks_is_used_by_one_process(
+    without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    if without == "module":
+        monkeypatch.setattr(frame, "fcntl", None)
+    else:
+        monkeypatch.setattr(frame.fcntl, "flock", refuse)
+    store = Store(tmp_path, say=lambda line: None)
+    assert store.attempt("one", own) == store.step("two", own) == {"by": "this one"}
+    assert sorted(path.name for path in (tmp_path / "steps").iterdir()) == ["one.json", "two.json"]
 
 
 # --- an experiment of two steps and a network, which notes what it does -----------------------------------------------

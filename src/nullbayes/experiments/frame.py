@@ -197,6 +197,8 @@ def alone(path: Path, *, wait: bool) -> Iterator[bool]:
         except BlockingIOError:
             yield False
             return
+        except OSError:  # a file system without locks: there, processes do not share a run
+            pass
         try:
             yield True
         finally:
