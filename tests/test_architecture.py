@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "src" / "nullbayes"
-MODULES = sorted(PACKAGE.rglob("*.py"))
+from support.source_files import PACKAGE, each_module
+
 MAX_LINES = 400
 
 ROOT = "nullbayes"  # `import nullbayes`, and the names that its __init__ gives out
@@ -149,9 +149,6 @@ def locate(path: Path) -> tuple[str, str]:
     """The package that a file's relative imports start from, and its room."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join([ROOT, *parts[:-1]]), ROOT if parts[0] == "__init__" else parts[0]
-
-
-each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 
 
 @each_module

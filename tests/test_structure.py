@@ -18,12 +18,10 @@ import torch
 from torch import nn
 
 import nullbayes as nb
+from support.source_files import PACKAGE, each_module
 
-PACKAGE = Path(nb.__file__).parent
-MODULES = sorted(PACKAGE.rglob("*.py"))
 MAX_IMPORTS, MAX_CLASSES, MAX_FILES, MAX_LINES = 12, 4, 46, {"posteriors": 250}
 MORE_IMPORTS = {"rows.py": 13}  # where the rows of a network meet the matrices
-each_module = pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 
 
 def imported_modules(path: Path) -> set[str]:

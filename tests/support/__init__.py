@@ -8,6 +8,7 @@
 ``layouts``            rows held as pieces, beside the dense matrix that they stand for
 ``cube``               an operation without a forward-mode derivative and without `vmap`
 ``processes``          other Python processes
+``source_files``       the modules of the library, and tests that look at each of them (`each_module`)
 ``data_folders``       small data sets in the formats of the real ones
 ``posterior_fits``     fits of both projected posteriors (`fit_mlp`)
 ``posterior_files``    saved posteriors with something changed
