@@ -79,6 +79,21 @@ def test_picture_shows_uncertainty_between_the_data(lines: list[demo.Line], digi
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_digits_are_those_of_scikit_learn_which_is_imported_only_if_its_file_is_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    datasets = pytest.importorskip("sklearn.datasets")
+    calls, load = [], datasets.load_digits
+    monkeypatch.setattr(datasets, "load_digits", lambda: calls.append("load") or load())
+    read = demo.load_digits()
+    assert not calls
+    monkeypatch.setattr(Path, "is_file", lambda _: False)
+    for one, other in zip(vars(read).values(), vars(demo.load_digits()).values(), strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+    assert calls == ["load"]
+
+
 @pytest.mark.parametrize("extra", ["sklearn", "matplotlib"])
 def test_command_line_without_its_extras_says_what_to_install(
     extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

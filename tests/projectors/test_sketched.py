@@ -82,3 +82,45 @@ def test_exact_variances_are_refused_where_rounding_would_decide() -> None:
                 projector.apply_transposed(state, schedule, torch.eye(60))
         else:
             assert projector.apply_transposed(state, schedule, torch.eye(60)).shape == (60, 60)
+
+
+def test_a_sample_is_measured_when_it_seems_to_be_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, noise, measured = grouped(), drawn(6, 90), []
+    projector = Sketched(0.2, rtol=1e-8)
+    state = projector.prepare(rows)
+    rows.frobenius()  # is measured once as well
+    norms = nb.DenseRows.norms
+    monkeypatch.setattr(nb.DenseRows, "norms", lambda self, v: measured.append(len(v)) or norms(self, v))
+    info = projector.apply(state, noise).info
+    assert int(info.sweeps_per_sample.min()) > 20
+    often = len(noise) * (1 + 4 + info.sweeps // 16)  # the noise; after steps 1, 2, 4 and 8; and after multiples of 16
+    assert often < sum(measured) <= often + 2 * len(noise)  # and each of them once or twice at its end
+    assert float(info.residual.max()) <= 1e-8
+
+
+@pytest.mark.parametrize("guess", [0.0, float("nan")])
+def test_a_guess_alone_ends_nothing(guess: float) -> None:
+    class Wrong(Sketched):
+        def _guess(self, state: object, carry: tuple[Tensor, ...]) -> Tensor:
+            return torch.full_like(carry[0][:, 0], guess)
+
+    rows, noise, projector = grouped(), drawn(4, 90), Wrong(0.2, rtol=1e-10)
+    state = projector.prepare(rows)
+    projection = projector.apply(state, noise)
+    assert projection.info.sweeps == Sketched(0.2, rtol=1e-10).apply(state, noise).info.sweeps
+    torch.testing.assert_close(projection.directions, noise @ kernel_projector(rows.dense()), atol=1e-7, rtol=0)
+
+
+def test_a_guess_that_never_tells_only_delays_the_end() -> None:
+    class Late(Sketched):
+        def _guess(self, state: object, carry: tuple[Tensor, ...]) -> Tensor:
+            return torch.full_like(carry[0][:, 0], float("inf"))
+
+    rows, noise, sweeps = grouped(), drawn(4, 90), []
+    for kind in (Sketched, Late):
+        projector = kind(0.2, rtol=1e-6)
+        info = projector.apply(projector.prepare(rows), noise).info
+        assert bool(info.converged.all())
+        sweeps.append(info.sweeps)
+    assert sweeps[0] <= sweeps[1] <= sweeps[0] + 16
+    assert sweeps[1] % 16 == 0

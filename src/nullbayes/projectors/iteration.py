@@ -5,17 +5,20 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nullbayes.errors import NullBayesError
+from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.base import Callback, Outcome, Projection, Projector, Store
 from nullbayes.projectors.stopping import Attempt, check_noise, finish_projection, relative_residual, residual_targets
 
 Carry = tuple[Tensor, ...]  # each (S, ...); the first is the iterate v
 Step = Callable[[Carry, int], Carry]  # the state before step k, counted from 1, and k -> the state after it
+Guess = Callable[[Carry], Tensor | None]  # -> (S,)
 
 _MARGIN = 0.9  # part of the tolerance to reach on rows in half precision: the result is judged on the full rows
 _PATIENCE = 50  # a sample has stagnated when step k brings no gain and k > 2 k₀ + 50, with k₀ the step of its last gain
@@ -64,6 +67,14 @@ class Iterative(Projector):
     def _step(self, state: Any) -> Step:
         """Return the function that takes a step."""
 
+    def _guess(self, state: Any, carry: Carry) -> Tensor | None:  # (S,)
+        """Return what the steps themselves say of ``|A v|``, without a product with the rows; None if they do not.
+
+        It saves products: a sample is then measured when it seems to be finished, and otherwise seldom. It is no
+        residual, because the steps may drift.
+        """
+        return None
+
     def _apply(self, state: Any, noise: Tensor, callback: Callback | None, store: Store | None) -> Projection:
         rows = state.rows
         noise = check_noise(rows, noise)
@@ -76,7 +87,8 @@ class Iterative(Projector):
         if store is not None and not loop.load(store.load(loop.tensors())):
             loop.carry = self._start(state, loop.carry[0])
             most += loop.k  # sweeps over other blocks, which may be smaller, do not count
-        outcome = _run(loop, state, self._step(state), target, most, callback, store)
+        guess = partial(self._guess, state)
+        outcome = _run(loop, state.rows, self._step(state), guess, target, most, callback, store)
         attempt = Attempt(loop.directions, loop.taken, outcome, state.precision, norms=(loop.norms, before))
         return finish_projection(self, rows, noise, attempt, callback)
 
@@ -95,7 +107,7 @@ class _Loop:
     carry: Carry  # of those samples
     n_parts: int  # processes that the rows are spread over, on whose blocks the carry depends, except for its iterate
     k: int = 0  # steps so far
-    next_check: int = 1  # the next step after which the residual is measured
+    next_check: int = 1  # the next step after which residuals are measured, or guesses tell which of them
     stagnated: bool = False  # whether any sample has
 
     @classmethod
@@ -120,11 +132,15 @@ class _Loop:
         self.stagnated = bool(stagnated)
         return bool(n_parts == self.n_parts)
 
-    def measure(self, norms: Tensor) -> None:
-        """Take over the iterate of the active samples, and what was measured of it."""
-        self.directions[self.active] = self.carry[0]
-        self.norms[self.active] = norms
-        self.taken[self.active] = self.k
+    def measure(self, rows: Rows, which: Tensor) -> Tensor:  # (active,) places -> norms
+        """Measure some of the active samples, and take over their iterates."""
+        iterates, samples = self.carry[0][which], self.active[which]
+        norms = rows.norms(iterates)
+        if not torch.isfinite(norms).all():
+            msg = f"NaN or Inf appeared in sweep {self.k}: look for extreme values in the rows."
+            raise NullBayesError(msg)
+        self.directions[samples], self.norms[samples], self.taken[samples] = iterates, norms, self.k
+        return norms
 
 
 _STORED = ("directions", "norms", "best", "reached", "taken", "active")
@@ -132,8 +148,9 @@ _STORED = ("directions", "norms", "best", "reached", "taken", "active")
 
 def _run(
     loop: _Loop,
-    state: Any,
+    rows: Rows,
     step: Step,
+    guess: Guess,
     target: Tensor,  # (S,)
     max_sweeps: int,
     callback: Callback | None,
@@ -142,13 +159,13 @@ def _run(
     """Step until each sample meets its target, and return why it ended.
 
     The residual is recomputed from the rows after steps 1 to 5, then every time the steps have grown by a fifth, so
-    that measuring costs little. The schedule is fixed and samples never mix: the result of a sample does not depend on
-    the others.
+    that measuring costs little; where the steps have a guess, of samples that seem to be finished, and else after steps
+    1, 2, 4, 8 and multiples of 16. The schedule is fixed and samples never mix: the result of a sample does not depend
+    on the others.
 
     Ctrl-C ends the loop after the last finished step, whose residual is measured; a second one passes through. A
     measurement that was interrupted is repeated when the iteration is resumed.
     """
-    rows = state.rows
     try:
         while len(loop.active):
             if loop.k < loop.next_check:  # else the measurement after step k is still to be made
@@ -156,7 +173,7 @@ def _run(
                     return Outcome.MAX_SWEEPS
                 loop.carry, loop.k = step(loop.carry, loop.k + 1), loop.k + 1  # together, against Ctrl-C in between
             if loop.k == loop.next_check:
-                _check(loop, rows.norms(loop.carry[0]), target, max_sweeps, callback)
+                _check(loop, rows, guess(loop.carry), target, max_sweeps, callback)
             if store is not None and len(loop.active):
                 store.save(loop.tensors())
     except KeyboardInterrupt:
@@ -165,25 +182,30 @@ def _run(
         if not rows.is_alone:  # the other processes may be at another sweep
             raise
         if len(loop.active):
-            loop.measure(rows.norms(loop.carry[0]))
+            loop.measure(rows, torch.arange(len(loop.active), device=loop.active.device))
         return Outcome.INTERRUPTED
     return Outcome.STAGNATED if loop.stagnated else Outcome.CONVERGED
 
 
-def _check(loop: _Loop, now: Tensor, target: Tensor, max_sweeps: int, callback: Callback | None) -> None:
-    """Judge the active samples by their residuals after step k, and let those go that are finished."""
+def _check(
+    loop: _Loop, rows: Rows, guessed: Tensor | None, target: Tensor, max_sweeps: int, callback: Callback | None
+) -> None:
+    """Judge active samples by their residuals after step k, and let those go that are finished."""
     k, active = loop.k, loop.active
-    if not torch.isfinite(now).all():
-        msg = f"NaN or Inf appeared in sweep {k}: look for extreme values in the rows."
-        raise NullBayesError(msg)
-    loop.measure(now)
-    gained = now < 0.999 * loop.best[active]  # compared with the last gain, so that small gains add up
-    loop.reached[active] = torch.where(gained, k, loop.reached[active])
-    loop.best[active] = torch.where(gained, now, loop.best[active])
-    if callback is not None:
-        callback(k, relative_residual(loop.norms, loop.reference))
-    stuck = (now > target[active]) & (k > 2 * loop.reached[active] + _PATIENCE)
-    loop.stagnated |= bool(stuck.any())
-    going = (now > target[active]) & ~stuck
-    following = max(k + 1, min(k + max(1, k // 5), max_sweeps))
-    loop.active, loop.carry, loop.next_check = active[going], tuple(part[going] for part in loop.carry), following
+    following = k + 1 if guessed is not None else max(k + 1, min(k + max(1, k // 5), max_sweeps))
+    due = torch.ones_like(active, dtype=torch.bool)
+    if guessed is not None and k not in (1, 2, 4, 8, max_sweeps) and k % 16:
+        due = ~(guessed > target[active])  # NaN is measured, too
+    which = due.nonzero()[:, 0]
+    if len(which):
+        now, samples, going = loop.measure(rows, which), active[which], torch.ones_like(due)
+        gained = now < 0.999 * loop.best[samples]  # compared with the last gain, so that small gains add up
+        loop.reached[samples] = torch.where(gained, k, loop.reached[samples])
+        loop.best[samples] = torch.where(gained, now, loop.best[samples])
+        if callback is not None:
+            callback(k, relative_residual(loop.norms, loop.reference))
+        stuck = (now > target[samples]) & (k > 2 * loop.reached[samples] + _PATIENCE)
+        loop.stagnated |= bool(stuck.any())
+        going[which] = (now > target[samples]) & ~stuck
+        loop.active, loop.carry = active[going], tuple(part[going] for part in loop.carry)
+    loop.next_check = following

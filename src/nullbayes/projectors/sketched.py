@@ -150,6 +150,11 @@ class Sketched(Iterative):
     def _step(self, state: SketchState) -> Step:
         return _conjugate_gradients(state)
 
+    def _guess(self, state: SketchState, carry: Carry) -> Tensor:
+        """Return the length of the recurred changes, of rows with their own lengths."""
+        changes = torch.where(state.scale > 0, carry[2] / state.scale, 0.0)
+        return changes.double().square().sum(1).sqrt()
+
     def apply_transposed(self, state: SketchState, schedule: StepSchedule, vectors: Tensor) -> Tensor:
         """Take the steps of the sample, with its step lengths: a polynomial p(M⁻¹H), the transpose of M p(M⁻¹H) M⁻¹."""
         if self.rtol < EXACT_RTOL and state.rows.dtype == torch.float32:
