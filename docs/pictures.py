@@ -270,7 +270,7 @@ def convergence(figure: Figure, ink: str) -> None:
                 axis.plot([each["sweeps"] for each in own], [each[key] for each in own], ".-", color=color, label=name)
         column[0].set(title=title, xscale="log", yscale="log", ylabel="largest residual")
         column[1].axhline(points["ExactDual"][0]["dimension"], color=ink, lw=0.8, ls="--", label="ExactDual")
-        column[1].set(xlabel="passes over the rows", ylabel="dimensions left")
+        column[1].set(xlabel="passes over the rows, or Lanczos vectors", ylabel="dimensions left")
     handles, labels = column[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4)
 

@@ -238,3 +238,15 @@ def test_rows_are_formed_where_that_is_less_work_than_the_products() -> None:
     network.forward_mode = False
     assert storage(much, 4, 17) == "held"
     assert storage(little, 4, 17) == "recompute"
+
+
+@pytest.mark.parametrize(("rank", "wanted"), [(8, "matrix_free"), (9, "device")])
+def test_sketched_lanczos_counts_two_products_for_each_vector(
+    rank: int, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, chosen = JacobianRows.stored, list[str]()
+    monkeypatch.setattr(JacobianRows, "stored", lambda rows, how: (chosen.append(how), stored(rows, how))[1])
+    x = torch.randn(9, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    posterior = SketchedLanczos(Words().double().eval(), memory_budget=20, rank=rank)
+    posterior.fit([(x, torch.arange(9))], 5, progress=False)
+    assert chosen == [wanted]  # 12 outputs take as long as 18 vectors

@@ -133,6 +133,51 @@ def test_a_step_of_a_process_that_died_is_free(tmp_path: Path, another: subproce
     assert [path.name for path in (tmp_path / "steps").iterdir()] == ["one.json"]
 
 
+def test_a_lock_is_held_by_one_process_also_after_its_holder_failed(tmp_path: Path) -> None:
+    lock, order = tmp_path / "locks" / "one", list[str]()
+
+    def wait_for_it() -> None:
+        with frame.alone(lock, wait=True):
+            order.append("second")
+            with frame.alone(lock, wait=False) as third:
+                order.append(f"third: {third}")
+
+    def fail() -> None:
+        with frame.alone(lock, wait=True):
+            waiting.start()
+            time.sleep(0.2)
+            order.append("first")
+            raise KeyboardInterrupt
+
+    waiting = threading.Thread(target=wait_for_it)  # locks are of open files: threads are like processes
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    waiting.join()
+    assert order == ["first", "second", "third: False"]
+
+
+def test_a_key_of_a_step_may_be_one_of_weights(tmp_path: Path) -> None:
+    store = Store(tmp_path, say=lambda line: None)
+    assert store.weights("one", lambda: {"w": torch.ones(2)})["w"].tolist() == [1.0, 1.0]
+    assert store.step("one", own) == store.step("one", own) == {"by": "this one"}
+
+
+def test_a_step_whose_file_was_removed_is_done_again(tmp_path: Path) -> None:
+    store = Store(tmp_path, say=lambda line: None)
+    store.step("one", own)
+    (tmp_path / "steps" / "one.json").unlink()
+    assert store.step("one", lambda: {"by": "again"}) == {"by": "again"}
+
+
+def test_one_of_several_processes_cannot_discard_what_the_others_did(tmp_path: Path) -> None:
+    run_toy(tmp_path)
+    with frame.alone(tmp_path / "toy" / "lock", wait=True, shared=True):
+        run_toy(tmp_path)  # beside another one
+        with pytest.raises(Mixed, match="Another process is at work"):
+            perform(toy.experiment(TINY), tmp_path, data=None, device=CPU, seeds=1, fresh=True, say=lambda line: None)
+    assert (tmp_path / "toy" / "results.json").is_file()
+
+
 @pytest.mark.parametrize("without", ["locks", "module"])
 def test_a_folder_without_locks_is_used_by_one_process(
     without: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -243,7 +288,7 @@ def test_a_step_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     work, mine.work = mine.work, lambda key, result: {"value": float("nan")}  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="not JSON compliant"):
         mine(tmp_path)
-    assert not list((tmp_path / "mine").rglob("step*.json*"))
+    assert not list((tmp_path / "mine" / "steps").rglob("step*.json*"))
     mine.work = work  # type: ignore[method-assign]
     assert mine(tmp_path)[0]["results"]["sum"] == 3
 

@@ -337,7 +337,7 @@ def test_method_without_memory_is_left_out_once_and_tried_again_at_the_next_star
     said.clear()
     again = run()["subjects"][0]["runs"][0]["methods"]
     assert {line.rsplit("/", 1)[1] for line in said if "done before" not in line} == {
-        "KNN: failed before, so this step is tried again"
+        "KNN: it failed before, so this step is done again"
     }
     assert "failed" not in again["KNN"]
     said.clear()

@@ -137,7 +137,7 @@ class _SketchedLanczos(Method[Sketched]):
         def keep(k: int, vector: Tensor) -> None:
             sketched[k] = sketch(vector[None])[0]
 
-        rows = context.lanczos_rows(self.memory_budget, 1)
+        rows = context.multiplied(self.memory_budget * sketched.element_size() * context.rows.n_columns, 1, 2 * rank)
         combinations = lanczos_process(rows, rank, context.generator(), keep).in_row_space()
         found = len(combinations)
         basis = _orthonormal(combinations.T.to(sketched) @ sketched[:found])

@@ -84,7 +84,8 @@ class FitContext:
             return self.held(beside)
         factors = 2 * rows.numbers_per_row < rows.n_columns  # which take less work than entries
         held = self.held(beside) if factors or formed(in_all) else rows
-        return held if held is not rows or formed(at_a_time) else rows.stored("matrix_free")
+        too_much = rows.costs("matrix_free").least_working_bytes(at_a_time) > rows.working_bytes
+        return held if held is not rows or formed(at_a_time) or too_much else rows.stored("matrix_free")
 
     def vectors(self, memory_budget: int) -> int:
         """Return how many vectors of the size of the parameters a budget allows; refuse it if memory does not."""

@@ -102,7 +102,7 @@ def problem(settings: Settings, name: str, sizes: Sizes) -> Task:
         return lenet_images(settings, "fashion-mnist", sizes.n_lenet, held_out=sizes.test, test=sizes.test)
     x, y = _some(settings, "fashion-mnist", "train", sizes.n)
     fit = partial(train, x=x, y=y, epochs=sizes.epochs, batch_size=32)
-    model = settings.trained("small/network", partial(cnn, sizes.width), fit)
+    model = settings.trained("small", partial(cnn, sizes.width), fit)
     others = [other for other in ("mnist", "kmnist") if (settings.data / other).is_dir()]
     strangers = {other: _some(settings, other, "t10k", sizes.test)[0] for other in others}
     test = _some(settings, "fashion-mnist", "t10k", sizes.test)

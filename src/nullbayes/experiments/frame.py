@@ -34,6 +34,7 @@ with contextlib.suppress(ImportError):  # Windows has none: there, processes do 
 
 _Kept = TypeVar("_Kept")
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
+_DAMAGED = (ValueError, KeyError, TypeError, SafetensorError)  # of a file that was cut short, such as by a full disk
 FAILURES = (nb.errors.NullBayesError, *_NO_MEMORY)  # of a method, after which a run goes on with the others
 Results = dict[str, Any]  # numbers, strings, lists and dictionaries of them: what JSON holds
 
@@ -64,6 +65,7 @@ class Store:
     say: Callable[[str], None] = print
     finished: Callable[[], None] = lambda: None
     seconds: dict[str, float] = field(default_factory=dict)
+    _own: set[Path] = field(default_factory=set)  # what was read or made in this run, whatever came out
 
     def step(self, key: str, work: Callable[[], Results]) -> Results:
         """Return what ``work`` returns, as JSON gives it back, from the file of an earlier run if there is one.
@@ -124,38 +126,46 @@ class Store:
         wait: bool,
     ) -> _Kept | None:
         """Return what is in a file, which is made first if it is not there or damaged; None if another makes it."""
-        if key in self.seconds:  # in this run, whatever came out
-            return read(path)[0]
-        if path.is_file() and (found := self._earlier(key, path, read)) is not None:
+        if (found := self._finished(key, path, read)) is not None:
             return found
-        with alone(path, wait=wait) as mine:
+        with alone(self.folder / "locks" / path.relative_to(self.folder), wait=wait) as mine:
             if not mine:
                 return None
-            if path.is_file():
-                if (found := self._earlier(key, path, read)) is not None:  # another process has made it
-                    return found
-            else:
-                self.say(key)
+            if (found := self._finished(key, path, read)) is not None:  # another process has made it
+                return found
+            self.say(f"{key}: {self._why(path, read)}, so this step is done again" if path.is_file() else key)
             for left in path.parent.glob(f"{glob.escape(path.name)}.*.part"):  # by a run that was killed
                 left.unlink(missing_ok=True)
             write(path, do)
             found, self.seconds[key] = read(path)
+            self._own.add(path)
         self.finished()
         return found
 
-    def _earlier(self, key: str, path: Path, read: Callable[[Path], tuple[_Kept, float]]) -> _Kept | None:
-        """Return what is in a file; None if it is damaged, or a failure to be tried again."""
+    def _finished(self, key: str, path: Path, read: Callable[[Path], tuple[_Kept, float]]) -> _Kept | None:
+        """Return what is in a file; None if it is not there, damaged, or a failure of another run."""
         try:
             found, seconds = read(path)
-        except (ValueError, KeyError, TypeError, SafetensorError):  # cut short, such as by a full disk
-            self.say(f"{key}: {path} is damaged, so this step is done again")
+        except (OSError, *_DAMAGED):
             return None
-        if isinstance(found, dict) and found.get("again") is True:
-            self.say(f"{key}: failed before, so this step is tried again")
+        if _to_try_again(found) and path not in self._own:
             return None
         self.seconds[key] = seconds
-        self.say(f"{key}: done before")
+        if path not in self._own:
+            self._own.add(path)
+            self.say(f"{key}: done before")
         return found
+
+    def _why(self, path: Path, read: Callable[[Path], tuple[_Kept, float]]) -> str:
+        """Say what is wrong with a file that is there."""
+        try:
+            return "it failed before" if _to_try_again(read(path)[0]) else "it is there"
+        except _DAMAGED:
+            return f"{path} is damaged"
+
+
+def _to_try_again(found: object) -> bool:
+    return isinstance(found, dict) and found.get("again") is True
 
 
 def failure(error: Exception) -> Results:
@@ -171,15 +181,17 @@ def failure(error: Exception) -> Results:
 
 
 @contextlib.contextmanager
-def alone(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold the lock of a file, which a process that dies gives back.
+def alone(lock: Path, *, wait: bool, shared: bool = False) -> Iterator[bool]:
+    """Hold a lock, which a process that dies gives back.
 
     Parameters
     ----------
-    path : Path
-        The file; the lock is a file beside it.
+    lock : Path
+        A file for nothing else, which stays: another one in its place would be another lock.
     wait : bool
         Wait while another process holds it.
+    shared : bool
+        Hold it beside other processes that share it.
 
     Yields
     ------
@@ -189,20 +201,16 @@ def alone(path: Path, *, wait: bool) -> Iterator[bool]:
     if fcntl is None:
         yield True
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = path.with_name(f"{path.name}.lock")
+    lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w", encoding="utf-8") as file:
+        held = True
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            yield False
-            return
+            held = False
         except OSError:  # a file system without locks: there, processes do not share a run
             pass
-        try:
-            yield True
-        finally:
-            lock.unlink(missing_ok=True)  # who waits for it finds the file made, or makes it
+        yield held
 
 
 def write(path: Path, make: Callable[[Path], Any]) -> None:

@@ -15,14 +15,15 @@ import torch
 
 import nullbayes as nb
 from nullbayes.experiments import find
-from nullbayes.experiments.frame import Estimate, Experiment, Settings, Store, write
+from nullbayes.experiments.frame import Estimate, Experiment, Settings, Store, alone, write
 from nullbayes.experiments.measuring import environment
 from nullbayes.page import Page, render
 
 HEAD = 1 << 20  # bytes at the start of a data file by which it is known, with its size
 MOST_FILES = 2000  # of which so much is read; of further ones the size alone counts
 _LONG = 3600.0  # seconds beyond which a quick run is worth a thought
-KEPT = ("steps", "weights", "settings.json", "clock.json", "results.json", "index.html")
+_LOCK = "lock"  # of the whole folder, which the processes at work in it share
+KEPT = ("locks", "steps", "weights", "settings.json", "clock.json", "results.json", "index.html")
 
 
 class Mixed(Exception):
@@ -97,9 +98,29 @@ def perform(
         raise ValueError(msg)
     where = folder / (f"{experiment.name}-quick" if quick else experiment.name)
     if fresh:
-        _discard(where)
+        with alone(where / _LOCK, wait=False) as mine:
+            if not mine:
+                msg = f"Another process is at work in {where}: stop it before you discard what it has done."
+                raise Mixed(msg)
+            _discard(where)
+    with alone(where / _LOCK, wait=True, shared=True):
+        return _run(experiment, where, data=data, device=device, quick=quick, seeds=seeds, say=say)
+
+
+def _run(
+    experiment: Experiment,
+    where: Path,
+    *,
+    data: Path | None,
+    device: torch.device,
+    quick: bool,
+    seeds: int,
+    say: Callable[[str], None],
+) -> Path:
+    """Do all steps, and write what came out."""
     record = environment(device, _checkout())
-    _same_settings(where, _identity(experiment, data, record, quick, seeds))
+    with alone(where / "locks" / "settings", wait=True):
+        _same_settings(where, _identity(experiment, data, record, quick, seeds))
     clock = _RunClock(where)
     store = Store(where, say, clock.note)
     settings = Settings(device=device, data=data, quick=quick, store=store, seeds=seeds)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.curvature.base import Curvature, padded
-from nullbayes.linalg.lanczos import krylov_basis
+from nullbayes.linalg.lanczos import block_width, krylov_basis
 from nullbayes.linalg.rows import Rows
 from nullbayes.linalg.spectral import eigh
 from nullbayes.precision import full_precision
@@ -66,8 +66,9 @@ def lanczos_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
     r"""Return the Ritz pairs of :math:`A^\top A` on a Krylov space, which finds the largest eigenvalues first."""
     basis = krylov_basis(rows, min(rank, rows.n_rows, rows.n_columns), generator)
     projected = torch.zeros(len(basis), len(basis), dtype=torch.float64, device=rows.device)
+    width = block_width(rows, rank)  # at a time: products without rows take memory for each vector
     for _, block in rows.blocks(rows.rows_per_pass):
-        image = block.mv(basis).double()
+        image = torch.cat([block.mv(part) for part in basis.split(width)]).double()
         projected += image @ image.T
     values, turn = eigh(projected)
     return LowRank(turn.T.flip(0).to(basis) @ basis, values.flip(0).clamp_min(0.0))
