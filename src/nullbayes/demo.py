@@ -178,7 +178,8 @@ def toy_regression() -> Toy:
     left, right = (torch.linspace(*ends, 30, device="cpu") for ends in ((-1.0, -0.35), (0.35, 1.0)))
     x = torch.cat([left, right]).double()[:, None]
     y = torch.sin(4 * x) * x + 0.03 * torch.randn(x.shape, generator=generator, dtype=torch.float64, device="cpu")
-    with torch.device("cpu"):
+    with torch.random.fork_rng(devices=()), torch.device("cpu"):
+        torch.manual_seed(4)
         model = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 10), nn.Tanh(), nn.Linear(10, 1)).double()
     _fit_curve(model, x, y)
     posterior = nb.ProjectedPosterior(model, likelihood="regression")
