@@ -208,7 +208,7 @@ def test_products_without_rows_find_the_same_as_products_with_rows(kind: type, m
     monkeypatch.setattr(JacobianRows, "stored", lambda rows, how: (chosen.append(how), stored(rows, how))[1])
 
     def score(need_rows: bool) -> Tensor:
-        monkeypatch.setattr(method, "products_need_rows", lambda n_outputs, n_vectors: need_rows)
+        monkeypatch.setattr(method, "rows_are_less_work", lambda n_outputs, n_vectors: need_rows)
         torch.manual_seed(0)
         posterior = kind(Words().double().eval(), memory_budget=4)
         posterior.fit([(x, y)], 5, generator=torch.Generator().manual_seed(0), progress=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -168,3 +169,26 @@ def test_pages_have_the_tables_of_the_stored_runs() -> None:
     assert decided in scores
     assert network in experiments
     assert paper in experiments
+
+
+def test_page_has_the_figures_of_the_sentence_encoder() -> None:
+    found = json.loads((ROOT / "results" / "text.json").read_text(encoding="utf-8"))["results"]["subjects"]
+    page = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    rows = {
+        "last layer and head, loss-projected": ("MiniLM, last layer and head", "LossProjectedPosterior"),
+        "head, loss-projected": ("MiniLM, head", "LossProjectedPosterior"),
+        "head, projected": ("MiniLM, last layer and head", "ProjectedPosterior"),
+        "LoRA adapters and head, loss-projected": ("MiniLM, LoRA adapters and head", "LossProjectedPosterior"),
+        "head of the network with adapters, projected": ("MiniLM, LoRA adapters and head", "ProjectedPosterior"),
+    }
+    for title, (name, method) in rows.items():
+        runs = next(each["runs"] for each in found if each["name"] == name)
+        own, network = ([run["methods"][each] for run in runs] for each in (method, "MAP"))
+        nll = [fmean(each["familiar"]["nll"] for each in some) for some in (network, own)]
+        aurocs = [
+            fmean(each["scores"][score]["out of scope"]["auroc"] for each in own)
+            for score in ("calibrated", "max_variance", "mutual_information")
+        ]
+        figures = " | ".join(f"{auroc:.3f}" for auroc in aurocs)
+        free = own[0]["report"]["n_parameters"]
+        assert f"| {title} | {free:,} | {nll[0]:.3f} / {nll[1]:.3f} | {figures} |" in page

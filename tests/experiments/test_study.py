@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import json
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from nullbayes.experiments.networks import lenet
 from nullbayes.experiments.study import Sizes
 from nullbayes.experiments.tasks import lenet_images
 from nullbayes.page import Curves, Gallery, Histograms, Page, Reliability, Table, Value
+from support.data_folders import write_idx
 from support.processes import ENVIRONMENT
 
 N, TEST = 20, 30
@@ -32,13 +32,6 @@ TINY = Sizes(
 )  # fmt: skip
 ANGLES = (0.0, 90.0)
 KEY = "LeNet, mnist"
-
-
-def write_idx(path: Path, values: Tensor) -> None:
-    """Write bytes in the format in which MNIST and its kin are distributed."""
-    sizes = b"".join(size.to_bytes(4, "big") for size in values.shape)
-    path.parent.mkdir(exist_ok=True)
-    path.write_bytes(gzip.compress(bytes([0, 0, 8, values.ndim]) + sizes + values.numpy().tobytes()))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,10 +58,10 @@ def data(_ordinary_default: None, tmp_path_factory: pytest.TempPathFactory) -> P
             near = [torch.exp(-((grid - place[:, i, None]) ** 2) / 18) for i in range(2)]
             blobs = shade * near[0][:, :, None] * near[1][:, None, :]
             noisy = (255 * (blobs + 0.2 * torch.rand(n, 28, 28, generator=generator))).clamp(0, 255)
-            write_idx(folder / name / f"{split}-images-idx3-ubyte.gz", noisy.to(torch.uint8))
+            write_idx(folder / name / f"{split}-images-idx3-ubyte.gz", noisy.numpy())
             wrong = torch.rand(n, generator=generator) < 0.2  # nothing predicts these labels
             labels = torch.where(wrong, torch.randint(10, (n,), generator=generator), y)
-            write_idx(folder / name / f"{split}-labels-idx1-ubyte.gz", labels.to(torch.uint8))
+            write_idx(folder / name / f"{split}-labels-idx1-ubyte.gz", labels.numpy())
     return folder
 
 

@@ -29,9 +29,7 @@ from nullbayes.linalg.curvature import (
     MatrixFree,
     Primal,
     column_squares,
-    lanczos_pairs,
 )
-from nullbayes.linalg.lanczos import block_width
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.posteriors.arguments import normal
 from nullbayes.precision import full_precision
@@ -220,8 +218,7 @@ class _Lanczos(Laplace):
         check_counts(vars(self))
 
     def approximate(self, context: FitContext) -> Curvature:
-        rank = context.vectors(self.memory_budget)
-        return lanczos_pairs(context.lanczos_rows(rank, block_width(context.rows, rank)), rank, context.generator())
+        return context.leading_pairs(self.memory_budget)
 
 
 class LanczosLaplace(Baseline):

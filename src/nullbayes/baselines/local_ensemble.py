@@ -25,8 +25,8 @@ from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.method import FitContext, Learned, LikelihoodLike, Method, Options, Question, check_counts
 from nullbayes.errors import SettingsError
 from nullbayes.jacobian.network import Network
-from nullbayes.linalg.curvature import LowRank, lanczos_pairs
-from nullbayes.linalg.lanczos import block_width, lanczos_process
+from nullbayes.linalg.curvature import LowRank
+from nullbayes.linalg.lanczos import lanczos_process
 from nullbayes.linalg.sketch import Sketch, padded_size
 from nullbayes.precision import full_precision
 
@@ -46,8 +46,7 @@ class _Outside(Method[LowRank]):
 
     @full_precision()
     def fit(self, context: FitContext) -> Learned[LowRank]:
-        rank = context.vectors(self.memory_budget)
-        pairs = lanczos_pairs(context.lanczos_rows(rank, block_width(context.rows, rank)), rank, context.generator())
+        pairs = context.leading_pairs(self.memory_budget)
         return Learned(pairs, pairs.rank, "outside the leading eigenvectors")
 
     def score_rows(self, state: LowRank, rows: Tensor, question: Question) -> Tensor:
@@ -137,7 +136,7 @@ class _SketchedLanczos(Method[Sketched]):
         def keep(k: int, vector: Tensor) -> None:
             sketched[k] = sketch(vector[None])[0]
 
-        rows = context.multiplied(self.memory_budget * sketched.element_size() * context.rows.n_columns, 1, 2 * rank)
+        rows = context.lanczos_rows(self.memory_budget, 1, 2 * rank)
         combinations = lanczos_process(rows, rank, context.generator(), keep).in_row_space()
         found = len(combinations)
         basis = _orthonormal(combinations.T.to(sketched) @ sketched[:found])

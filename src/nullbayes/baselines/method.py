@@ -17,8 +17,10 @@ from nullbayes.errors import SettingsError
 from nullbayes.jacobian.batches import BatchFn, n_examples, take_examples
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import Network, OutputFn, Selection
-from nullbayes.jacobian.products import output_rows, products_need_rows
+from nullbayes.jacobian.products import output_rows, rows_are_less_work
 from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.linalg.curvature import LowRank, lanczos_pairs
+from nullbayes.linalg.lanczos import block_width
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors.measured import REPORT
 from nullbayes.predictive import SCORES, Mask, Prediction, default_score, predict, stream
@@ -29,7 +31,7 @@ _ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of rows at new inputs, at a time
 REPORT_FIELDS = {name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")}  # in a file
 DEFAULT_PRECISION = 1.0  # of the prior, whatever the data
 _COPIES = 3  # of the vectors of a budget, while they are found
-_PRODUCTS = 3  # for each Lanczos vector: two to find it, and one to find the eigenvalues
+_PRODUCTS = 3  # for each eigenvector: two to find it, and one to find its eigenvalue
 
 
 class Options(TypedDict, total=False):
@@ -74,12 +76,19 @@ class FitContext:
         return self.rows.stored("device") if self.rows.costs().held_bytes <= room else self.rows
 
     def multiplied(self, beside: int, at_a_time: int, in_all: float = math.inf) -> Rows:
-        """Return the rows for products with vectors, so many at a time and in all, and for nothing else.
+        """Return the rows in the form in which products with vectors are the least work.
 
-        They are stored if memory has room for them beside so many bytes, else formed for every product. Where forward
-        and reverse mode are less work than that, they are not formed at all.
+        They are stored if memory has room for them, and else formed for every product. Where forward and reverse mode
+        are less work than that, they are not formed at all.
+
+        Parameters
+        ----------
+        beside : int
+            Bytes that are needed for other things.
+        at_a_time, in_all : int, float
+            How many vectors each product has, and all of them together.
         """
-        rows, formed = self.rows, partial(products_need_rows, self.rows.rows_per_example)
+        rows, formed = self.rows, partial(rows_are_less_work, self.rows.rows_per_example)
         if not self.network.forward_mode:
             return self.held(beside)
         factors = 2 * rows.numbers_per_row < rows.n_columns  # which take less work than entries
@@ -93,10 +102,16 @@ class FitContext:
         self.check_budget(memory_budget, _COPIES * rank * self.rows.n_columns)
         return rank
 
-    def lanczos_rows(self, rank: int, n_vectors: int) -> Rows:
-        """Return the rows for so many Lanczos vectors, so many at a time."""
-        beside = _COPIES * rank * self.rows.n_columns * self.rows.dtype.itemsize
-        return self.multiplied(beside, n_vectors, _PRODUCTS * rank)
+    def lanczos_rows(self, memory_budget: int, at_a_time: int, in_all: int) -> Rows:
+        """Return the rows for the Lanczos process, whose vectors take a budget; see `multiplied`."""
+        beside = _COPIES * memory_budget * self.rows.n_columns * self.rows.dtype.itemsize
+        return self.multiplied(beside, at_a_time, in_all)
+
+    def leading_pairs(self, memory_budget: int) -> LowRank:
+        """Return the leading eigenpairs of the curvature, as many as a budget allows."""
+        rank = self.vectors(memory_budget)
+        rows = self.lanczos_rows(rank, block_width(self.rows, rank), _PRODUCTS * rank)
+        return lanczos_pairs(rows, rank, self.generator())
 
     def check_budget(self, memory_budget: int, numbers: int) -> None:
         """Refuse a budget if so many numbers do not fit in memory."""

@@ -65,7 +65,7 @@ class Store:
     say: Callable[[str], None] = print
     finished: Callable[[], None] = lambda: None
     seconds: dict[str, float] = field(default_factory=dict)
-    _own: set[Path] = field(default_factory=set)  # what was read or made in this run, whatever came out
+    _seen: set[Path] = field(default_factory=set)  # files that were read or made in this run
 
     def step(self, key: str, work: Callable[[], Results]) -> Results:
         """Return what ``work`` returns, as JSON gives it back, from the file of an earlier run if there is one.
@@ -138,30 +138,31 @@ class Store:
                 left.unlink(missing_ok=True)
             write(path, do)
             found, self.seconds[key] = read(path)
-            self._own.add(path)
+            self._seen.add(path)
         self.finished()
         return found
 
     def _finished(self, key: str, path: Path, read: Callable[[Path], tuple[_Kept, float]]) -> _Kept | None:
-        """Return what is in a file; None if it is not there, damaged, or a failure of another run."""
+        """Return what is in a file; None if it is not there, damaged, or a failure of another run to be tried again."""
         try:
             found, seconds = read(path)
         except (OSError, *_DAMAGED):
             return None
-        if _to_try_again(found) and path not in self._own:
+        if _to_try_again(found) and path not in self._seen:
             return None
         self.seconds[key] = seconds
-        if path not in self._own:
-            self._own.add(path)
+        if path not in self._seen:
+            self._seen.add(path)
             self.say(f"{key}: done before")
         return found
 
     def _why(self, path: Path, read: Callable[[Path], tuple[_Kept, float]]) -> str:
-        """Say what is wrong with a file that is there."""
+        """Say what is wrong with a file that is there and does not count as finished."""
         try:
-            return "it failed before" if _to_try_again(read(path)[0]) else "it is there"
+            read(path)
         except _DAMAGED:
             return f"{path} is damaged"
+        return "it failed before"
 
 
 def _to_try_again(found: object) -> bool:

@@ -102,14 +102,14 @@ def output_rows(network: Network, x: Any) -> Tensor:  # (n, ..., P)
     return torch.cat(parts)
 
 
-def products_need_rows(n_outputs: int, n_vectors: float) -> bool:
-    """Whether forming the rows of so many outputs is less work than a product with so many vectors by their modes."""
+def rows_are_less_work(n_outputs: int, n_vectors: float) -> bool:
+    """Whether forming the rows of an example is less work than multiplying vectors by forward or reverse mode."""
     return 3 * n_outputs <= 2 * n_vectors
 
 
 def _rows_are_cheaper(network: Network, x: Any, n_vectors: int) -> bool:
     """Whether rows are less work than forward mode, go wholly by layers, and fit in memory."""
-    if not products_need_rows(math.prod(network.output_shape(x)), n_vectors):
+    if not rows_are_less_work(math.prod(network.output_shape(x)), n_vectors):
         return False
     rows = _layer_rows(network, x)
     return not rows.rest and rows.fits
