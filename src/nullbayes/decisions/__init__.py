@@ -2,6 +2,7 @@
 
 ``familiar``    what a fit remembers of the training data: features of some examples, and a checksum of each input
 ``strangers``   artificial strangers, made of familiar inputs
+``words``       those with other lines of a table of embeddings
 ``weights``     learns which statistics tell familiar inputs from strange ones
 ``conformal``   p-values and quantiles that hold for every distribution
 ``calibration`` what `calibrate` finds, as one value

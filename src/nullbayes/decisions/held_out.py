@@ -21,6 +21,7 @@ from nullbayes.jacobian.batches import (
     n_examples,
     take_examples,
 )
+from nullbayes.jacobian.tables import find_lookups
 from nullbayes.metrics import auroc
 from nullbayes.predictive import SCORES, Mask, Prediction, scores_of, stream
 
@@ -206,7 +207,7 @@ def best_position_kind(posterior: Any, pool: list[Any], mask: Mask, kinds: tuple
     wins = torch.zeros(len(kinds), dtype=torch.float64, device="cpu")
     for x in pool if len(kinds) > 1 else ():
         own = _position_scores(posterior, posterior.predict(x, mask=mask), kinds, generator)
-        for _, made in strangers(x, torch.Generator().manual_seed(1)):
+        for _, made in strangers(x, torch.Generator().manual_seed(1), find_lookups(posterior._network, x)):
             other = _position_scores(posterior, posterior.predict(made, mask=mask), kinds, generator)
             assert own is not None
             assert other is not None
@@ -239,7 +240,7 @@ def made_strangers(posterior: Any, pool: list[Any], mask: Mask) -> dict[str, Ten
     """Return the statistics of artificial strangers, by kind."""
     generator, found = torch.Generator().manual_seed(1), dict[str, list[Tensor]]()
     for x in pool:
-        for kind, made in strangers(x, generator):
+        for kind, made in strangers(x, generator, find_lookups(posterior._network, x)):
             values = torch.cat(list(statistics.combined(posterior, made, mask))).cpu()
             values = values[torch.isfinite(values).all(1)]
             if len(values):

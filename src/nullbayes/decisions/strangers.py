@@ -11,8 +11,9 @@ so there are many kinds, each made of the same familiar inputs:
 - for rows of a table *far* (three times as far from the mean) and *shift* (four standard deviations to one side);
 - for images *lower_halves* (halves from top to bottom), *patches* (sixteen patches, shuffled), *pixels* (all pixels in
   another order), *blur* (averages over four by four pixels), *flip* (upside down) and *turn* (by ninety degrees);
-- for whole numbers *half_features* (half of the features are taken from other examples), and for sequences of tokens
-  *order* (the same tokens in another order).
+- for whole numbers *half_features* (half of the features are taken from other examples), for sequences of tokens
+  *order* (the same tokens in another order), and for those that are looked up in tables of embeddings the kinds of
+  `words.py`.
 
 Whole numbers (tokens, categories) are exchanged and never averaged. Masks stay as they are, and tokens are exchanged
 only between positions that count.
@@ -20,21 +21,23 @@ only between positions that count.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
+from nullbayes.decisions.words import strange_words
 from nullbayes.jacobian.batches import leaves, map_leaves
+from nullbayes.jacobian.tables import Lookup
 
 _SIDE, _SMALL = 4, 8  # patches per side of an image, and the smallest image that is cut
 _CHANGED = 0.5  # of the examples of a kind differ from the familiar ones, at least
 Make = Callable[[Tensor, torch.Generator], Tensor]
 
 
-def strangers(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
+def strangers(x: Any, generator: torch.Generator, lookups: Sequence[Lookup] = ()) -> Iterator[tuple[str, Any]]:
     """Iterate over the kinds of strangers that can be made of some inputs, each of those inputs that it changes.
 
     Parameters
@@ -43,7 +46,19 @@ def strangers(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
         Familiar inputs, at least two.
     generator : torch.Generator
         On the CPU. The same seed gives the same strangers on every device.
+    lookups : sequence of Lookup
+        The columns of the inputs that are looked up in tables of embeddings.
     """
+    for name, made in (*_exchanged(x, generator), *strange_words(x, lookups, generator)):
+        pairs = [(new.flatten(1) if new.ndim > 1 else new[:, None], old) for new, old in _pairs(made, x)]
+        changed = torch.stack([(new != old.reshape(new.shape)).any(1) for new, old in pairs]).any(0)
+        usable = changed & torch.stack([torch.isfinite(new).all(1) for new, _ in pairs]).all(0)
+        if float(usable.double().mean()) >= _CHANGED:
+            yield name, map_leaves(lambda leaf, some=usable: leaf[some] if leaf.ndim else leaf, made)
+
+
+def _exchanged(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
+    """Iterate over the kinds of strangers that are made of what the inputs hold."""
     parts = [leaf for leaf in leaves(x) if leaf.ndim]
     numbers = [leaf for leaf in parts if leaf.is_floating_point()]
     tokens = [leaf for leaf in parts if _is_tokens(leaf, parts)]
@@ -58,12 +73,7 @@ def strangers(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
         kinds |= {"half_features": _half_features, "order": _order} if tokens else {}
     mask = x.get("attention_mask") if isinstance(x, Mapping) else None
     for name, make in kinds.items():
-        made = map_leaves(lambda leaf, make=make: _made(leaf, make, parts, mask, generator), x)
-        pairs = [(new.flatten(1) if new.ndim > 1 else new[:, None], old) for new, old in _pairs(made, x)]
-        changed = torch.stack([(new != old.reshape(new.shape)).any(1) for new, old in pairs]).any(0)
-        usable = changed & torch.stack([torch.isfinite(new).all(1) for new, _ in pairs]).all(0)
-        if float(usable.double().mean()) >= _CHANGED:
-            yield name, map_leaves(lambda leaf, some=usable: leaf[some] if leaf.ndim else leaf, made)
+        yield name, map_leaves(lambda leaf, make=make: _made(leaf, make, parts, mask, generator), x)
 
 
 def _pairs(made: Any, x: Any) -> Iterator[tuple[Tensor, Tensor]]:
