@@ -66,11 +66,12 @@ def test_samples_have_the_covariance_of_swag() -> None:
     posterior, stacked = fit_swag(flats, rank=4), torch.stack(flats)
     deviations = torch.stack([flat - stacked[: i + 1].mean(0) for i, flat in enumerate(flats)][-4:])
     wanted = 0.5 * torch.diag(stacked.var(0, unbiased=False)) + deviations.T @ deviations / (2 * 3)
-    images = posterior.moments.sample(torch.eye(51 + 4, dtype=torch.float64)) - stacked.mean(0)
+    sample = posterior.moments.sample
+    images = torch.stack([sample(one) for one in torch.eye(51 + 4, dtype=torch.float64)]) - stacked.mean(0)
     torch.testing.assert_close(images.T @ images, wanted)
     drawn = normal(posterior._network, posterior._fitted.seed, 0, 5, 51 + 4).to(stacked)
     samples = posterior.directions + flat_parameters(MLP.build())
-    torch.testing.assert_close(samples, posterior.moments.sample(drawn))
+    torch.testing.assert_close(samples, torch.stack([sample(one) for one in drawn]))
 
 
 def test_an_epoch_trains_a_copy_in_training_mode() -> None:

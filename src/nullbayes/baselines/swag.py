@@ -57,12 +57,13 @@ class Moments:
         """The variance of each entry."""
         return (self.squares - self.mean.square()).clamp_min(0.0)
 
-    def sample(self, drawn: Tensor) -> Tensor:  # (S, P + K) -> (S, P)
-        """Turn standard normal noise into samples."""
+    def sample(self, drawn: Tensor) -> Tensor:  # (P + K,) -> (P,)
+        """Turn standard normal noise into a sample."""
         k = len(self.deviations)
-        own, shared = drawn[:, :-k].double(), drawn[:, -k:].double()
-        along = shared @ torch.stack(self.deviations) / math.sqrt(2 * (k - 1))
-        return self.mean + own * self.variance.sqrt() / math.sqrt(2) + along
+        found = drawn[:-k].double() * (self.variance / 2).sqrt()
+        for weight, deviation in zip(drawn[-k:].tolist(), self.deviations, strict=True):
+            found.add_(deviation, alpha=weight / math.sqrt(2 * (k - 1)))
+        return found.add_(self.mean)
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,10 @@ def _collect(train: Train, n_models: int, rank: int, context: FitContext) -> Lea
         raise SettingsError(msg)
     kept = len(moments.deviations)
     drawn = normal(network, context.seed, 0, context.n_samples, network.n_parameters + kept)
-    flat = moments.sample(drawn.to(network.device)).to(network.dtype)
-    states = [_with_statistics(vector, network, context.rows.examples) for vector in flat]
+    states = [  # one at a time: in float64, all of them are several times as large as what a fit keeps
+        _with_statistics(moments.sample(one.to(network.device)).to(network.dtype), network, context.rows.examples)
+        for one in drawn
+    ]
     return Learned(stacked(network, states, moments), kept, f"{moments.n} iterates")
 
 
