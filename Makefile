@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 INSTALL := -c constraints.txt -e '.[dev]'
+unexport PYTHONDONTWRITEBYTECODE  # many tests start Python: modules are compiled once
 
 # A PYTHON that was asked for and did not make .venv makes it anew; unasked, any .venv will do.
 ifeq ($(origin PYTHON),file)
