@@ -74,6 +74,13 @@ def test_two_categories_are_not_repeated() -> None:
     assert "repeat" not in found
 
 
+def test_a_category_may_be_a_tensor_of_one_dimension() -> None:
+    x = randint(4, (40,), generator=seeded())
+    found = dict(strangers(x, seeded(), [Lookup(0, torch.tensor([0]), 9)]))
+    assert found["words"].shape == (40,)
+    assert int(found["words"].min()) >= 4
+
+
 def test_a_seed_determines_the_new_words() -> None:
     one, same, other = made(tokens())["words"], made(tokens())["words"], made(tokens(), seed=1)["words"]
     assert torch.equal(one, same)

@@ -49,6 +49,17 @@ def test_tokens_of_a_sentence_are_lines_of_one_table() -> None:
     assert found(Sentences(), tokens()) == [(0, [0, 1, 2, 3, 4, 5], 50)]
 
 
+def test_columns_beyond_the_range_of_a_small_dtype_are_numbered_rightly() -> None:
+    """Bytes as tokens: three hundred columns are more than a byte can number."""
+
+    class Bytes(Sentences):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.words(x.long()).mean(1))
+
+    x = randint(50, (40, 300), generator=torch.Generator().manual_seed(5)).byte()
+    assert found(Bytes(), x) == [(0, list(range(300)), 50)]
+
+
 def test_a_token_that_begins_every_sentence_is_left_out() -> None:
     x = tokens()
     x[:, 0] = 7
@@ -66,6 +77,11 @@ def test_each_category_has_its_own_table() -> None:
     categories = torch.stack([randint(size, (40,), generator=generator) for size in (5, 3, 8)], dim=1)
     x = (randn(40, 3, generator=generator), categories)
     assert sorted(found(Categories(), x)) == [(1, [0], 5), (1, [2], 8)]
+
+
+def test_a_category_may_be_a_tensor_of_one_dimension() -> None:
+    x = randint(5, (40,), generator=torch.Generator().manual_seed(4))
+    assert found(nn.Sequential(nn.Embedding(9, 3), nn.Linear(3, 2)), x) == [(0, [0], 9)]
 
 
 def test_a_column_that_goes_into_two_tables_has_the_lines_of_the_smaller_one() -> None:

@@ -50,7 +50,7 @@ def strange_words(x: Any, lookups: Sequence[Lookup], generator: torch.Generator)
 
 def _changed(leaf: Tensor, lookup: Lookup, mask: Any, change: Change, generator: torch.Generator) -> Tensor:
     """Return a tensor of the inputs with other entries in the columns that are looked up in a table."""
-    result = leaf.flatten(1).clone()
+    result = leaf.reshape(len(leaf), -1).clone()
     inner = torch.ones_like(result, dtype=torch.bool)
     if isinstance(mask, Tensor) and mask.shape == leaf.shape:  # without the ends of a sentence, which often are marked
         counts = torch.nn.functional.pad(mask.bool(), (1, 1))

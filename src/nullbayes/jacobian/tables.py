@@ -50,7 +50,7 @@ def find_lookups(network: Network, x: Any) -> list[Lookup]:
         Inputs, of which the first few are used.
     """
     few = take_examples(x, 0, _FEW)
-    whole = {i: leaf.flatten(1) for i, leaf in enumerate(leaves(few)) if _is_whole(leaf)}
+    whole = {i: leaf.reshape(len(leaf), -1) for i, leaf in enumerate(leaves(few)) if _is_whole(leaf)}
     if not whole:
         return []
     smallest: dict[tuple[int, int], tuple[int, str]] = {}  # leaf and column -> lines and name of their table
@@ -62,7 +62,10 @@ def find_lookups(network: Network, x: Any) -> list[Lookup]:
     tables: dict[tuple[int, int, str], list[int]] = {}
     for (i, column), (lines, name) in smallest.items():
         tables.setdefault((i, lines, name), []).append(column)
-    return [Lookup(i, whole[i].new_tensor(sorted(columns)).long(), lines) for (i, lines, _), columns in tables.items()]
+    return [
+        Lookup(i, torch.tensor(sorted(columns), device=whole[i].device), lines)
+        for (i, lines, _), columns in tables.items()
+    ]
 
 
 def _among(leaf: Tensor, given: Tensor) -> Tensor:  # (n, p), (m, k) -> bool (p,)
@@ -75,7 +78,7 @@ def _among(leaf: Tensor, given: Tensor) -> Tensor:  # (n, p), (m, k) -> bool (p,
 
 
 def _is_whole(leaf: Tensor) -> bool:
-    return leaf.ndim > 1 and not (leaf.is_floating_point() or leaf.is_complex())
+    return leaf.ndim > 0 and not (leaf.is_floating_point() or leaf.is_complex())
 
 
 def _seen_by_tables(network: Network, x: Any) -> Iterator[tuple[str, int, Tensor]]:  # (n, k) each
