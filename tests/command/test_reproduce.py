@@ -35,7 +35,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def test_defaults_are_a_full_run(called: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "toy"]) == 0
-    full = {"data": None, "device": torch.device("cpu"), "quick": False, "seeds": 3, "fresh": False}
+    full = {"data": None, "device": torch.device("cpu"), "quick": False, "seeds": 3, "methods": (), "fresh": False}
     assert called == [("toy", Path("results"), full)]
     printed = capsys.readouterr()
     assert printed.out.startswith(f"The page is {Path('results/toy/index.html')}, ")
@@ -47,9 +47,10 @@ def test_options_are_passed_on(
     called: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NULLBAYES_DATA", str(tmp_path))
-    assert main(["reproduce", "mnist", "--quick", "--seeds", "1", "--fresh", "-o", str(tmp_path), "--json"]) == 0
+    asked = ["--quick", "--seeds", "1", "--methods", "SCOD, KNN", "--fresh", "-o", str(tmp_path), "--json"]
+    assert main(["reproduce", "mnist", *asked]) == 0
     quick = {"data": tmp_path, "device": torch.device("cpu"), "quick": True, "seeds": 1, "fresh": True}
-    assert called == [("mnist", tmp_path, quick)]
+    assert called == [("mnist", tmp_path, {**quick, "methods": ("SCOD", "KNN")})]
     folder = tmp_path / "mnist"
     files = {"page": str(folder / "index.html"), "figures": str(folder / "results.json")}
     assert json.loads(capsys.readouterr().out) == {"experiment": "mnist", "folder": str(folder), **files}

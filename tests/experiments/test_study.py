@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,23 @@ def test_processes_in_one_folder_share_the_steps_and_have_the_same_results(data:
         [f"{KEY}/seed {seed}/{name}" for seed in (0, 1) for name in names] + ["mnist/seed 0", "mnist/seed 1"]
     )
     assert sorted(line for each in (one, other) for line in each["said"] if not line.endswith(": done before")) == steps
+
+
+def test_methods_that_are_chosen_run_alone_and_the_others_follow(
+    results: Any, settings: Settings, data: Path, tmp_path: Path
+) -> None:
+    said = Said()
+    own = replace(settings, store=Store(tmp_path, said.append), seeds=1)
+    some = digits.study("mnist", replace(own, methods=("KNN",)), TINY, ANGLES)["subjects"][0]
+    methods = some["runs"][0]["methods"]
+    assert "scores" in methods["KNN"]
+    assert all("--methods" in found["failed"] for name, found in methods.items() if name != "KNN")
+    assert said == [f"{KEY}/seed 0/network", "mnist/seed 0", f"{KEY}/seed 0/KNN"]
+    assert digits.EXPERIMENTS["mnist"].page({"sizes": {}, "subjects": [some]}).sections
+    whole = digits.study("mnist", own, TINY, ANGLES)["subjects"][0]["runs"][0]["methods"]
+    assert said.count(f"{KEY}/seed 0/KNN") == 1
+    assert whole["KNN"]["scores"] == results["subjects"][0]["runs"][0]["methods"]["KNN"]["scores"]
+    assert not any("failed" in found for found in whole.values())
 
 
 def test_method_that_cannot_be_fitted_is_left_out_with_its_reason(data: Path, tmp_path: Path) -> None:

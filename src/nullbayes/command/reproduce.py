@@ -26,6 +26,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="how many random seeds to average over (default: %(default)s)",
     )
     parser.add_argument(
+        "--methods",
+        default="",
+        metavar="NAME,...",
+        help="run these methods alone, such as KNN,SCOD (default: all); a later run without it does the rest",
+    )
+    parser.add_argument(
         "-o", "--output", type=Path, default=Path("results"), metavar="FOLDER",
         help="where results go, into a folder with the name of the experiment (default: %(default)s)",
     )  # fmt: skip
@@ -53,6 +59,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         device=shared.the_device(options.device),
         quick=options.quick,
         seeds=options.seeds,
+        methods=_methods(options.name, options.methods),
         fresh=options.fresh,
         say=console.say,
     )
@@ -62,6 +69,26 @@ def run(options: argparse.Namespace, console: Console) -> int:
         {"experiment": options.name, "folder": str(folder), "page": str(page), "figures": str(figures)},
     )
     return 0
+
+
+def _methods(experiment: str, given: str) -> tuple[str, ...]:
+    """Return the methods that were named; refuse names that there are not."""
+    from nullbayes import baselines, detectors
+    from nullbayes.experiments.judging import POSTERIORS
+
+    asked = tuple(name.strip() for name in given.split(",") if name.strip())
+    if asked and not find(experiment).by_method:
+        own = ", ".join(name for name in names() if find(name).by_method)
+        msg = f"{experiment} is no study of many methods: --methods is for {own}."
+        raise misused(msg)
+    known = [*POSTERIORS.values(), *vars(baselines), *vars(detectors)]
+    if strange := [name for name in asked if name not in known]:
+        msg = (
+            f"There is no method {strange[0]!r}: there are {known[0]}, {known[1]}, and those of nb.baselines and "
+            "nb.detectors, such as SWAG and KNN."
+        )
+        raise misused(msg)
+    return asked
 
 
 def _list(console: Console) -> int:

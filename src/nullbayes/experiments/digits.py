@@ -70,7 +70,7 @@ def _experiment(name: str) -> Experiment:
     return Experiment(
         name, about, ("mnist", "fashion-mnist", "kmnist"), _estimate,
         run=lambda settings: study(name, settings, _sizes(settings)),
-        page=functools.partial(study_page, title=f"LeNet on {title}"),
+        page=functools.partial(study_page, title=f"LeNet on {title}"), by_method=True,
     )  # fmt: skip
 
 

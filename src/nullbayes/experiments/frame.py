@@ -251,6 +251,8 @@ class Settings:
         Where finished steps are kept; None keeps nothing.
     seeds : int
         How many seeds figures are averaged over, from ``seed`` on.
+    methods : tuple of str
+        Those that a study of many methods is to run; all where it is empty.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -259,6 +261,7 @@ class Settings:
     quick: bool = False
     store: Store | None = None
     seeds: int = 3
+    methods: tuple[str, ...] = ()
 
     def generator(self) -> torch.Generator:
         """Return a fresh generator with the seed of this run."""
@@ -352,6 +355,8 @@ class Experiment:
         Does all steps and returns the results.
     page : callable
         Makes the page of the results.
+    by_method : bool
+        Whether it has a step per method, of which ``--methods`` may choose some.
     """
 
     name: str
@@ -360,3 +365,4 @@ class Experiment:
     estimate: Callable[[Settings], Estimate]
     run: Callable[[Settings], Results]
     page: Callable[[Results], Page]
+    by_method: bool = False

@@ -117,7 +117,7 @@ def _experiment(name: str) -> Experiment:
     return Experiment(
         name, about, ("cifar10", "cifar100", "svhn"), _estimate(name),
         run=lambda settings: study(name, settings, _sizes(settings)),
-        page=functools.partial(study_page, title=f"Residual networks on {title}"),
+        page=functools.partial(study_page, title=f"Residual networks on {title}"), by_method=True,
     )  # fmt: skip
 
 

@@ -38,6 +38,7 @@ def reproduce(
     device: torch.device,
     quick: bool = False,
     seeds: int = 3,
+    methods: tuple[str, ...] = (),
     fresh: bool = False,
     say: Callable[[str], None] = print,
 ) -> Path:
@@ -59,6 +60,8 @@ def reproduce(
         Minutes on two cores instead of figures worth quoting.
     seeds : int
         How many seeds the figures are averaged over.
+    methods : tuple of str
+        Those that a study of many methods is to run; all where it is empty. A later run does the others.
     fresh : bool
         Discards what an earlier run left in the folder.
     say : callable
@@ -78,7 +81,8 @@ def reproduce(
     Mixed
         If the folder has steps of other settings.
     """
-    return perform(find(name), folder, data=data, device=device, quick=quick, seeds=seeds, fresh=fresh, say=say)
+    options: Any = {"quick": quick, "seeds": seeds, "methods": methods, "fresh": fresh, "say": say}
+    return perform(find(name), folder, data=data, device=device, **options)
 
 
 def perform(
@@ -89,6 +93,7 @@ def perform(
     device: torch.device,
     quick: bool = False,
     seeds: int = 3,
+    methods: tuple[str, ...] = (),
     fresh: bool = False,
     say: Callable[[str], None] = print,
 ) -> Path:
@@ -104,7 +109,7 @@ def perform(
                 raise Mixed(msg)
             _discard(where)
     with alone(where / _LOCK, wait=True, shared=True):
-        return _run(experiment, where, data=data, device=device, quick=quick, seeds=seeds, say=say)
+        return _run(experiment, where, data=data, device=device, quick=quick, seeds=seeds, methods=methods, say=say)
 
 
 def _run(
@@ -115,6 +120,7 @@ def _run(
     device: torch.device,
     quick: bool,
     seeds: int,
+    methods: tuple[str, ...],
     say: Callable[[str], None],
 ) -> Path:
     """Do all steps, and write what came out."""
@@ -123,7 +129,7 @@ def _run(
         _same_settings(where, _identity(experiment, data, record, quick, seeds))
     clock = _RunClock(where)
     store = Store(where, say, clock.note)
-    settings = Settings(device=device, data=data, quick=quick, store=store, seeds=seeds)
+    settings = Settings(device=device, data=data, quick=quick, store=store, seeds=seeds, methods=methods)
     say(_announcement(experiment, experiment.estimate(settings), settings))
     say(_whereabouts(where))
 

@@ -113,5 +113,6 @@ EXPERIMENTS = {
         _estimate,
         run=lambda settings: study(settings, _sizes(settings)),
         page=functools.partial(study_page, title="A sentence encoder on CLINC150"),
+        by_method=True,
     )
 }
