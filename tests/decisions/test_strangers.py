@@ -15,7 +15,7 @@ from support.drawing import rand, randint, randn
 EXCHANGES = ["features", "halves"]
 OF_TOKENS = [*EXCHANGES, "half_features", "order"]
 CHANGES = ["mixture", "noise", "some_noise", "negative"]
-OF_TABLES = ["far", "shift"]
+OF_TABLES = ["far", "near", "shift"]
 OF_IMAGES = ["lower_halves", "patches", "pixels", "blur", "flip"]  # and "turn", for square ones
 
 
@@ -294,10 +294,26 @@ def test_sentences_of_different_lengths_have_no_strangers() -> None:
     assert made({"input_ids": torch.arange(1, 49).view(6, 8) * mask, "attention_mask": mask}) == {}
 
 
+def test_of_two_images_one_or_both_are_strange() -> None:
+    x = (images(200), images(200).flip(0))
+    for kind, stranger in made(x).items():
+        if len(stranger[0]) < 200:  # some are as they were, such as by an exchange with themselves
+            continue
+        first, second = ((new != old).flatten(1).any(1) for new, old in zip(stranger, x, strict=True))
+        shares = [float(part.double().mean()) for part in (first & ~second, second & ~first, first & second)]
+        assert shares == pytest.approx([0.25, 0.25, 0.5], abs=0.12), kind
+
+
+def test_one_image_is_changed_as_a_whole() -> None:
+    x = images()
+    assert all(torch.equal(new, dict(strangers((x,), seeded()))[kind][0]) for kind, new in made(x).items())
+
+
 def test_rows_of_a_table_go_far_away() -> None:
     x = table(50)
     found = made(x)
-    torch.testing.assert_close(found["far"] - x.mean(0), 3 * (x - x.mean(0)))
+    for kind, times in (("far", 3.0), ("near", 0.1)):
+        torch.testing.assert_close(found[kind] - x.mean(0), times * (x - x.mean(0)))
     steps = (found["shift"] - x) / x.std(0)
     torch.testing.assert_close(steps.abs(), torch.full_like(x, 4.0), rtol=1e-2, atol=0)
     assert bool((steps > 0).all()) or bool((steps < 0).all())

@@ -8,7 +8,8 @@ so there are many kinds, each made of the same familiar inputs:
 - *mixture*: the mean of two examples;
 - *noise*, *some_noise*: noise of the size of the features, and three tenths of it;
 - *negative*: every feature mirrored at the middle of the range;
-- for rows of a table *far* (three times as far from the mean) and *shift* (four standard deviations to one side);
+- for rows of a table *far* (three times as far from the mean), *near* (a tenth as far, as where missing numbers were
+  replaced by means) and *shift* (four standard deviations to one side);
 - for images *lower_halves* (halves from top to bottom), *patches* (sixteen patches, shuffled), *pixels* (all pixels in
   another order), *blur* (averages over four by four pixels), *flip* (upside down) and *turn* (by ninety degrees);
 - for whole numbers *half_features* (half of the features are taken from other examples), for sequences of tokens
@@ -16,7 +17,8 @@ so there are many kinds, each made of the same familiar inputs:
   `words.py`.
 
 Whole numbers (tokens, categories) are exchanged and never averaged. Masks stay as they are, and tokens are exchanged
-only between positions that count.
+only between positions that count. Of inputs with several parts, such as two images, half of the strangers have one part
+that is strange.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ def strangers(x: Any, generator: torch.Generator, lookups: Sequence[Lookup] = ()
     lookups : sequence of Lookup
         The columns of the inputs that are looked up in tables of embeddings.
     """
-    for name, made in (*_exchanged(x, generator), *strange_words(x, lookups, generator)):
+    for name, whole in (*_exchanged(x, generator), *strange_words(x, lookups, generator)):
+        made = _in_part(whole, x, generator)
         pairs = [(new.flatten(1) if new.ndim > 1 else new[:, None], old) for new, old in _pairs(made, x)]
         changed = torch.stack([(new != old.reshape(new.shape)).any(1) for new, old in pairs]).any(0)
         usable = changed & torch.stack([torch.isfinite(new).all(1) for new, _ in pairs]).all(0)
@@ -74,6 +77,25 @@ def _exchanged(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
     mask = x.get("attention_mask") if isinstance(x, Mapping) else None
     for name, make in kinds.items():
         yield name, map_leaves(lambda leaf, make=make: _made(leaf, make, parts, mask, generator), x)
+
+
+def _in_part(made: Any, x: Any, generator: torch.Generator) -> Any:
+    """Put back, in half of the strangers, all parts but one of those that were changed."""
+    pairs = enumerate(zip(leaves(made), leaves(x), strict=True))
+    changed = [i for i, (new, old) in pairs if new is not old and bool((new != old).any())]
+    if len(changed) < 2:
+        return made
+    n = len(next(old for _, old in _pairs(made, x)))
+    chosen = torch.randint(2 * len(changed), (n,), generator=generator, device="cpu")  # beyond the last: all of them
+    numbers = iter(range(len(list(leaves(x)))))
+
+    def mixed(new: Tensor, old: Tensor) -> Tensor:
+        if (i := next(numbers)) not in changed:
+            return new
+        stays = (chosen >= len(changed)) | (chosen == changed.index(i))
+        return torch.where(stays.to(new.device).view(-1, *(1,) * (new.ndim - 1)), new, old)
+
+    return map_leaves(mixed, made, x)
 
 
 def _pairs(made: Any, x: Any) -> Iterator[tuple[Tensor, Tensor]]:
@@ -171,6 +193,10 @@ def _far(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, ...)
     return x.mean(0) + 3.0 * (x - x.mean(0))
 
 
+def _near(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, ...)
+    return x.mean(0) + 0.1 * (x - x.mean(0))
+
+
 def _shift(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, ...)
     side = 1.0 if float(_uniform((1,), generator, x)) < 0.5 else -1.0
     return x + 4.0 * side * x.std(0)
@@ -215,7 +241,7 @@ def _order(x: Tensor, generator: torch.Generator) -> Tensor:  # (n, T)
 
 
 _CHANGES: dict[str, Make] = {"mixture": _mixture, "noise": _noise, "some_noise": _some_noise, "negative": _negative}
-_OF_TABLES: dict[str, Make] = {"far": _far, "shift": _shift}
+_OF_TABLES: dict[str, Make] = {"far": _far, "near": _near, "shift": _shift}
 _OF_IMAGES: dict[str, Make] = {
     "lower_halves": _lower_halves, "patches": _patches, "pixels": _pixels, "blur": _blur, "flip": _flip, "turn": _turn,
 }  # fmt: skip
