@@ -310,7 +310,7 @@ def test_one_image_is_changed_as_a_whole() -> None:
 
 
 def test_rows_of_a_table_go_far_away() -> None:
-    x = table(50)
+    x = table(50, torch.float64)
     found = made(x)
     for kind, times in (("far", 3.0), ("near", 0.1)):
         torch.testing.assert_close(found[kind] - x.mean(0), times * (x - x.mean(0)))
