@@ -51,6 +51,32 @@ def test_absurd_rows_of_a_table_are_flagged(posterior: Any, absurd: Any) -> None
     assert posterior.is_ood(table(200, 2)[0]).double().mean() < 0.15
 
 
+def test_rows_that_are_nearer_to_the_middle_than_any_familiar_one_are_flagged() -> None:
+    """Columns that depend on one another, and rows whose missing numbers were all replaced by means."""
+    mixing = randn(3, 12, generator=seeded(5))
+
+    def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
+        x = torch.tanh(randn(n, 3, generator=seeded(seed)) @ mixing) + 0.1 * randn(n, 12, generator=seeded(seed + 50))
+        return x, (x[:, 0] * x[:, 1] > 0).long()
+
+    x, y = draw(300, 0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 2)).to(x.device)
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        for _ in range(150):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    posterior = nb.ProjectedPosterior(model.eval()).fit(x, y, 10, generator=seeded(0), progress=False)
+    posterior.calibrate(*draw(400, 1))
+    known, new = draw(200, 2)[0], draw(200, 3)[0]
+    middle = known.mean(0) + 0.05 * (new - known.mean(0))
+    assert nb.metrics.auroc(posterior.ood_score(known), posterior.ood_score(middle)) > 0.9
+    assert posterior.is_ood(known).double().mean() < 0.12
+    assert any(name.startswith("low ") for name, weight in posterior.calibration.weights.items() if weight > 0.01)
+
+
 def test_the_distance_in_a_table_is_that_to_the_nearest_row_in_standard_deviations(posterior: Any) -> None:
     assert "neighbour in the table" in posterior.calibration.statistics
     known, new = table(400, 0)[0].double(), table(20, 2)[0].double()

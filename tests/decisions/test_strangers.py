@@ -294,6 +294,21 @@ def test_sentences_of_different_lengths_have_no_strangers() -> None:
     assert made({"input_ids": torch.arange(1, 49).view(6, 8) * mask, "attention_mask": mask}) == {}
 
 
+@pytest.mark.parametrize("shape", [(40, 1), (40, 12, 1), (40, 1, 12), (40,)])
+def test_no_stranger_is_another_familiar_input(shape: tuple[int, ...]) -> None:
+    x = randn(*shape, generator=seeded(7))
+    for kind, stranger in made(x).items():
+        same = (stranger.reshape(len(stranger), 1, -1) == x.reshape(1, 40, -1)).all(2)
+        assert not same.any(), kind
+
+
+def test_a_series_of_one_channel_is_cut_in_time() -> None:
+    x = randn(40, 12, 1, generator=seeded(8))
+    found = made(x)["halves"]
+    assert torch.equal(found[:, :6], x[:, :6])
+    assert bool((found[:, 6:] != x[:, 6:]).any(1).all())
+
+
 def test_of_two_images_one_or_both_are_strange() -> None:
     x = (images(200), images(200).flip(0))
     for kind, stranger in made(x).items():

@@ -28,10 +28,10 @@ def case(seed: int, shifts: tuple[float, ...] = (1.0, 0.3, 0.0)) -> tuple[Tensor
     return familiar * units + 5, {"near": near * units + 5, "far": far * units + 5}
 
 
-def slow_weights(familiar: Tensor, strange: dict[str, Tensor]) -> np.ndarray:
+def slow_weights(familiar: Tensor, strange: dict[str, Tensor], *, standardized: bool = False) -> np.ndarray:
     """The same minimum by L-BFGS-B, from the definition."""
     base = familiar.cpu().numpy()
-    mean, scale = base.mean(0), base.std(0, ddof=1)
+    mean, scale = (0.0, 1.0) if standardized else (base.mean(0), base.std(0, ddof=1))
     parts = [np.clip((part.cpu().numpy() - mean) / scale, -8, 8) for part in (familiar, *strange.values())]
     shares = [0.5] + [0.5 / len(strange)] * len(strange)
 
@@ -56,6 +56,34 @@ def test_weights_are_those_of_another_method(seed: int, shifts: tuple[float, ...
     found = learn_weights(familiar, strange)
     assert found.weights == pytest.approx(slow_weights(familiar, strange).tolist(), abs=2e-4)
     assert sum(found.weights) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_weights_of_both_sides_are_those_of_another_method(seed: int) -> None:
+    familiar, strange = case(seed, (1.0, -0.8, 0.0))
+    mean, scale = familiar.mean(0), familiar.std(0)
+
+    def sides(x: Tensor) -> Tensor:
+        z = ((x - mean) / scale).clamp(-8, 8)
+        return torch.cat([torch.log1p(torch.exp(2 * z)) / 2, torch.clamp(-z - 1, min=0)], 1)
+
+    found = learn_weights(familiar, strange, both_sides=True)
+    wanted = slow_weights(sides(familiar), {kind: sides(x) for kind, x in strange.items()}, standardized=True)
+    assert (*found.weights, *found.low) == pytest.approx(wanted.tolist(), abs=2e-4)
+    torch.testing.assert_close(found(familiar), sides(familiar) @ torch.tensor(wanted).to(familiar), atol=1e-3, rtol=0)
+
+
+def test_a_statistic_that_is_unusually_low_counts_on_both_sides_alone() -> None:
+    familiar = drawn(300, 2, seed=0)
+    strange = {"middle": 0.1 * drawn(300, 2, seed=1) + torch.tensor([2.0, -3.0], dtype=torch.float64)}
+    one, both = learn_weights(familiar, strange), learn_weights(familiar, strange, both_sides=True)
+    assert one.low == ()
+    assert one.weights[1] == 0.0
+    assert both.low[1] > 0.1
+    low = torch.tensor([[0.0, -3.0]], dtype=torch.float64)
+    assert float(both(low)) > float(both(familiar).quantile(0.95)) > float(one(low))
+    fooled = torch.tensor([[2.0, -9.0]], dtype=torch.float64)  # a low one does not make up for a high one
+    assert float(both(fooled)) > float(both(familiar).quantile(0.95))
 
 
 def test_the_score_is_the_weighted_sum_of_standardized_statistics() -> None:

@@ -15,6 +15,7 @@ from nullbayes.decisions.conformal import p_values
 from nullbayes.decisions.weights import Weights
 from nullbayes.errors import FileError
 
+_SHOWN = 0.005  # the least weight of a low statistic that is printed
 _TENSORS = ("scores", "errors", "position_scores")
 
 
@@ -77,8 +78,14 @@ class Calibration:
 
     @property
     def weights(self) -> dict[str, float]:
-        """The weight of each statistic of a combined score; empty for another score."""
-        return {} if self.combine is None else dict(zip(self.statistics, self.combine.weights, strict=True))
+        """The weight of each statistic of a combined score; empty for another score.
+
+        "low energy" is that of an energy that is unusually low, which counts for rows of a table alone.
+        """
+        if self.combine is None:
+            return {}
+        low = {f"low {name}": weight for name, weight in zip(self.statistics, self.combine.low, strict=False)}
+        return dict(zip(self.statistics, self.combine.weights, strict=True)) | low
 
     def p_value(self, scores: Tensor) -> Tensor:
         """Return the p-values of inputs with these calibrated scores, as ``posterior.p_value`` does for the inputs.
@@ -106,7 +113,11 @@ class Calibration:
     def __str__(self) -> str:
         """Lay the calibration out as a table."""
         lines = [("score", self.kind)]
-        lines += [(f"  {name}", f"{weight:.2f}") for name, weight in self.weights.items()]
+        lines += [
+            (f"  {name}", f"{weight:.2f}")
+            for name, weight in self.weights.items()
+            if name in self.statistics or weight >= _SHOWN
+        ]
         if self.combine is not None:
             kinds = ", ".join(self.strangers).replace("_", " ")
             how = f"learned from {self.n_learned:,} held-out examples and strangers: {kinds}"
@@ -120,15 +131,17 @@ def _check(found: Calibration) -> None:
     """Refuse values that no calibration has."""
     numbers = (found.prior_precision, found.temperature, found.n_samples, found.n_learned)
     texts = (found.kind, found.position_kind, found.mask, *found.statistics, *found.strangers)
-    parts = () if found.combine is None else dataclasses.astuple(found.combine)
+    *parts, low = ((),) if found.combine is None else dataclasses.astuple(found.combine)
     if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
         msg = "settings that are no numbers"
         raise ValueError(msg)
     if not all(isinstance(text, str) for text in texts) or bool(found.statistics) != bool(parts):
         msg = "kinds and statistics that do not fit"
         raise ValueError(msg)
-    if not all(math.isfinite(number) for part in parts for number in part) or any(
-        weight < 0.0 or scale <= 0.0 for weight, _, scale, _ in zip(*parts, strict=True)
+    if (
+        not all(math.isfinite(number) for part in (*parts, low) for number in part)
+        or any(weight < 0.0 or scale <= 0.0 for weight, _, scale, _ in zip(*parts, strict=True))
+        or any(weight < 0.0 for weight in low)
     ):
         msg = "weights that are no weights"
         raise ValueError(msg)
@@ -169,7 +182,8 @@ def from_file(header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -
         if combine is not None:
             combine = Weights(**{name: tuple(map(float, numbers)) for name, numbers in combine.items()})
             n = len(values["statistics"])
-            if not n or any(len(part) != n for part in (combine.weights, combine.mean, combine.scale)):
+            parts = (combine.weights, combine.mean, combine.scale, combine.low or combine.weights)
+            if not n or any(len(part) != n for part in parts):
                 msg = "other numbers of statistics and weights"
                 raise ValueError(msg)
         held: dict[str, Any] = {name: tensors.get(f"calibration.{name}") for name in _TENSORS}

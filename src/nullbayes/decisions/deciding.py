@@ -109,7 +109,8 @@ def _learned(posterior: Any, loader: Any, targets: Any, kind: str, mask: Mask) -
     kinds: tuple[str, ...] = ()
     if kind == COMBINED:
         made = made_strangers(posterior, held.pool, mask)
-        combine, kinds = learn_weights(held.columns[learned], made), tuple(made)
+        both_sides = posterior._familiar.rows is not None  # a row can be too near to the middle of a table
+        combine, kinds = learn_weights(held.columns[learned], made, both_sides=both_sides), tuple(made)
         scores = combine(held.columns)
     positions, by_position, column = position_kinds(posterior, kind), "", 0
     if held.position_scores is not None:

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate
 
 from nullbayes.decisions.words import strange_words
-from nullbayes.jacobian.batches import leaves, map_leaves
+from nullbayes.jacobian.batches import input_checksums, leaves, map_leaves, n_examples
 from nullbayes.jacobian.tables import Lookup
 
 _SIDE, _SMALL = 4, 8  # patches per side of an image, and the smallest image that is cut
@@ -51,11 +51,14 @@ def strangers(x: Any, generator: torch.Generator, lookups: Sequence[Lookup] = ()
     lookups : sequence of Lookup
         The columns of the inputs that are looked up in tables of embeddings.
     """
+    n = n_examples(x)
+    familiar = input_checksums(x, n)
     for name, whole in (*_exchanged(x, generator), *strange_words(x, lookups, generator)):
         made = _in_part(whole, x, generator)
         pairs = [(new.flatten(1) if new.ndim > 1 else new[:, None], old) for new, old in _pairs(made, x)]
         changed = torch.stack([(new != old.reshape(new.shape)).any(1) for new, old in pairs]).any(0)
         usable = changed & torch.stack([torch.isfinite(new).all(1) for new, _ in pairs]).all(0)
+        usable &= ~torch.isin(input_checksums(made, n), familiar).to(usable.device)  # no other familiar input either
         if float(usable.double().mean()) >= _CHANGED:
             yield name, map_leaves(lambda leaf, some=usable: leaf[some] if leaf.ndim else leaf, made)
 
@@ -163,10 +166,11 @@ def _half_features(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _halves(x: Tensor, generator: torch.Generator) -> Tensor:
-    result, half = x.clone(), x.shape[-1] // 2
-    if x.ndim > 1:
-        result[..., half:] = _partner(x, generator)[..., half:]
-    return result
+    if x[0].numel() < 2:
+        return x
+    axis = x.ndim - 1 if x.shape[-1] > 1 else max(range(1, x.ndim), key=lambda i: x.shape[i])
+    first, second = x.tensor_split([x.shape[axis] // 2], dim=axis)
+    return torch.cat([first, _partner(second, generator)], dim=axis)
 
 
 def _mixture(x: Tensor, generator: torch.Generator) -> Tensor:

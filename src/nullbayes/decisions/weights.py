@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 _STEPS, _RIDGE, _LIMIT = 3000, 1e-3, 8.0
 _SMALLEST = 1e-12
 _USELESS = 1e-6  # the sum of weights that are rounding errors
 _LARGEST = 1e30  # in place of what is not finite
+_USUAL = 1.0  # standard deviations below the mean that are nothing unusual
 
 
 @dataclass(frozen=True)
@@ -20,22 +22,33 @@ class Weights:
 
     A statistic far beyond all that was seen of familiar inputs counts whatever its weight: what exceeds its bound is
     added. Otherwise an absurd input could pass, because a statistic that tells it was of no use among the strangers.
+
+    With weights ``low``, a statistic that is unusually low counts as well, and a low one does not make up for others
+    that are high: a row of a table with means in place of all missing numbers is nearer to the data than data are.
     """
 
     weights: tuple[float, ...]  # not negative, with the sum one
     mean: tuple[float, ...]
     scale: tuple[float, ...]
     bound: tuple[float, ...]  # of z
+    low: tuple[float, ...] = ()  # not negative; the sum one is that of both
 
     def __call__(self, statistics: Tensor) -> Tensor:  # (n, k) -> (n,)
         """Return one score per input; an input with a statistic that is not finite is very strange."""
         parts = (self.mean, self.scale, self.weights, self.bound)
         mean, scale, weights, bound = (statistics.new_tensor(part) for part in parts)
         z, broken = ((statistics - mean) / scale).nan_to_num(), ~torch.isfinite(statistics).all(1)
-        return (z @ weights + (z - bound).clamp_min(0.0).sum(1)).masked_fill(broken, _LARGEST)
+        sides = torch.cat([weights, statistics.new_tensor(self.low)])
+        total = _sides(z, both=bool(self.low)) @ sides + (z - bound).clamp_min(0.0).sum(1)
+        return total.masked_fill(broken, _LARGEST)
 
 
-def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor]) -> Weights:
+def _sides(z: Tensor, *, both: bool) -> Tensor:  # (n, k) -> (n, k) or (n, 2 k)
+    """Return what the weights multiply: the statistics, or how far each is above and how far it is below the usual."""
+    return torch.cat([softplus(2.0 * z) / 2.0, (-z - _USUAL).clamp_min(0.0)], dim=1) if both else z
+
+
+def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], *, both_sides: bool = False) -> Weights:
     """Learn which statistics tell familiar inputs from strange ones.
 
     Parameters
@@ -45,6 +58,8 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor]) -> Weights:
     strange : mapping of str to Tensor (m, k)
         Statistics of strangers, by kind. All kinds together count as much as the familiar inputs, and each kind as much
         as any other.
+    both_sides : bool
+        Whether statistics that are unusually low count, too.
 
     Returns
     -------
@@ -61,7 +76,7 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor]) -> Weights:
     usable = scale > _SMALLEST * (1.0 + mean.abs())  # a constant says nothing
     scale = torch.where(usable, scale, torch.ones_like(scale))
     groups = [((x - mean) / scale * usable).clamp(-_LIMIT, _LIMIT) for x in (familiar, *strange.values())]
-    x = torch.cat(groups)
+    x = _sides(torch.cat(groups), both=both_sides)
     x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
     sign = torch.ones_like(x[:, 0])
     sign[: len(familiar)] = -1.0
@@ -82,10 +97,12 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor]) -> Weights:
         found, momentum = new, following
         if done:
             break
-    weights = found[:-1] * usable
+    weights = found[:-1] * usable.repeat(2 if both_sides else 1)
     if not strange or not float(weights.sum()) > _USELESS:
-        weights = usable.to(weights) if bool(usable.any()) else torch.ones_like(weights)
+        weights = torch.zeros_like(weights)
+        weights[: len(usable)] = usable.to(weights) if bool(usable.any()) else 1.0
+    high, low = (weights / weights.sum()).tensor_split([len(usable)])
     z = (familiar - mean) / scale
     bound = 2.0 * z.amax(0) - z.median(0).values  # as far beyond the largest as that is beyond the middle
     bound = torch.where(usable, bound, torch.full_like(bound, _LARGEST))
-    return Weights(*(tuple(part.tolist()) for part in (weights / weights.sum(), mean, scale, bound)))
+    return Weights(*(tuple(part.tolist()) for part in (high, mean, scale, bound, low)))
