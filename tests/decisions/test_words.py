@@ -81,6 +81,21 @@ def test_a_category_may_be_a_tensor_of_one_dimension() -> None:
     assert int(found["words"].min()) >= 4
 
 
+def test_numbers_that_are_no_lines_of_the_table_stay() -> None:
+    x = tokens()
+    x[40, 2] = 77
+    assert not set(WORDS) & set(made(x))
+
+
+def test_kinds_are_made_one_after_the_other() -> None:
+    """All kinds at once would take many times the memory of the inputs."""
+    kinds = strangers(tokens(), generator := seeded(), [Lookup(0, torch.arange(8), 30)])
+    next(kinds)
+    before = generator.get_state()
+    next(kinds)
+    assert not torch.equal(generator.get_state(), before)
+
+
 def test_a_seed_determines_the_new_words() -> None:
     one, same, other = made(tokens())["words"], made(tokens())["words"], made(tokens(), seed=1)["words"]
     assert torch.equal(one, same)

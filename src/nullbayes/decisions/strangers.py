@@ -24,6 +24,7 @@ that is strange.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def strangers(x: Any, generator: torch.Generator, lookups: Sequence[Lookup] = ()
     """
     n = n_examples(x)
     familiar = input_checksums(x, n)
-    for name, whole in (*_exchanged(x, generator), *strange_words(x, lookups, generator)):
+    for name, whole in chain(_exchanged(x, generator), strange_words(x, lookups, generator)):
         made = _in_part(whole, x, generator)
         pairs = [(new.flatten(1) if new.ndim > 1 else new[:, None], old) for new, old in _pairs(made, x)]
         changed = torch.stack([(new != old.reshape(new.shape)).any(1) for new, old in pairs]).any(0)

@@ -22,9 +22,8 @@ from nullbayes.jacobian.tables import Lookup
 
 _SOME = 0.25  # of the tokens are replaced
 _POSITIONS = 3  # of one table, from which on they are a sequence and not categories
-Change = Callable[
-    [Tensor, Tensor, int, torch.Generator], Tensor
-]  # tokens, which of them may change, lines of the table
+# From tokens, which of them may change, and the lines of their table.
+Change = Callable[[Tensor, Tensor, int, torch.Generator], Tensor]
 
 
 def strange_words(x: Any, lookups: Sequence[Lookup], generator: torch.Generator) -> Iterator[tuple[str, Any]]:
@@ -51,11 +50,14 @@ def strange_words(x: Any, lookups: Sequence[Lookup], generator: torch.Generator)
 def _changed(leaf: Tensor, lookup: Lookup, mask: Any, change: Change, generator: torch.Generator) -> Tensor:
     """Return a tensor of the inputs with other entries in the columns that are looked up in a table."""
     result = leaf.reshape(len(leaf), -1).clone()
+    tokens = result[:, lookup.columns]
+    if int(tokens.min()) < 0 or int(tokens.max()) >= lookup.lines:  # equal to what the table was given by chance
+        return leaf
     inner = torch.ones_like(result, dtype=torch.bool)
     if isinstance(mask, Tensor) and mask.shape == leaf.shape:  # without the ends of a sentence, which often are marked
         counts = torch.nn.functional.pad(mask.bool(), (1, 1))
         inner = counts[:, 1:-1] & counts[:, 2:] & counts[:, :-2]
-    result[:, lookup.columns] = change(result[:, lookup.columns], inner[:, lookup.columns], lookup.lines, generator)
+    result[:, lookup.columns] = change(tokens, inner[:, lookup.columns], lookup.lines, generator)
     return result.view_as(leaf)
 
 
