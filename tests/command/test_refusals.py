@@ -46,6 +46,7 @@ TYPED_WRONG = {
     "two forms": (["evaluate", *POSTERIOR, *TEST, "--strangers", "a=own:noise", "--json", "--markdown"], "choose one"),
     "experiment": (["reproduce", "mnits"], "no experiment 'mnits': there are toy, mnist"),
     "method": (["reproduce", "mnist", "--methods", "KNNN"], "no method 'KNNN': there are ProjectedPosterior"),
+    "name of a module": (["reproduce", "mnist", "--methods", "swag"], "no method 'swag'"),
     "methods of one": (["reproduce", "toy", "--methods", "KNN"], "toy is no study of many methods: --methods is for"),
     "data folder": (["reproduce", "toy", "--data", "nowhere"], "no folder nowhere with data sets"),
     "shell": (["completion", "tcsh"], "invalid choice: 'tcsh'"),

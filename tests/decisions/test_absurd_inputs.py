@@ -90,6 +90,15 @@ def test_the_distance_in_a_table_is_that_to_the_nearest_row_in_standard_deviatio
         posterior._familiar.row_distances(torch.zeros(3, 5))
 
 
+def test_a_file_keeps_the_weights_of_both_sides(posterior: Any, tmp_path: Any) -> None:
+    assert len(posterior.calibration.combine.low) == len(posterior.calibration.statistics)
+    posterior.save(tmp_path / "p.safetensors")
+    loaded = nb.load(tmp_path / "p.safetensors", posterior._network.model)
+    assert loaded.calibration.combine == posterior.calibration.combine
+    x = table(20, 4)[0]
+    assert torch.equal(loaded.ood_score(x), posterior.ood_score(x))
+
+
 def test_a_file_keeps_the_rows(posterior: Any, tmp_path: Any) -> None:
     posterior.save(tmp_path / "posterior")
     loaded = nb.load(tmp_path / "posterior", posterior._network.model)

@@ -311,17 +311,19 @@ def test_a_series_of_one_channel_is_cut_in_time() -> None:
 
 def test_of_two_images_one_or_both_are_strange() -> None:
     x = (images(200), images(200).flip(0))
-    for kind, stranger in made(x).items():
-        if len(stranger[0]) < 200:  # some are as they were, such as by an exchange with themselves
-            continue
+    found = made(x)
+    assert len(found) >= 11
+    for kind, stranger in found.items():
+        assert len(stranger[0]) == 200, kind
         first, second = ((new != old).flatten(1).any(1) for new, old in zip(stranger, x, strict=True))
         shares = [float(part.double().mean()) for part in (first & ~second, second & ~first, first & second)]
         assert shares == pytest.approx([0.25, 0.25, 0.5], abs=0.12), kind
 
 
 def test_one_image_is_changed_as_a_whole() -> None:
-    x = images()
-    assert all(torch.equal(new, dict(strangers((x,), seeded()))[kind][0]) for kind, new in made(x).items())
+    x = images(200)
+    for kind, new in made((x,)).items():
+        assert len(new[0]) >= 199, kind  # none is put back; an exchange may find itself
 
 
 def test_rows_of_a_table_go_far_away() -> None:

@@ -81,6 +81,32 @@ def test_a_category_may_be_a_tensor_of_one_dimension() -> None:
     assert int(found["words"].min()) >= 4
 
 
+@pytest.mark.parametrize("padding", [0, None])
+@pytest.mark.parametrize("left", [False, True])
+def test_padding_without_a_mask_stays(padding: int | None, left: bool) -> None:
+    x = 1 + tokens()
+    x[torch.arange(8, device=x.device) >= 3 + torch.arange(60, device=x.device)[:, None] % 6] = 0
+    x = x.flip(1) if left else x
+    found = dict(strangers(x, seeded(), [Lookup(0, torch.arange(8, device=x.device), 30, padding)]))
+    for kind in WORDS:
+        lengths = [sorted((some != 0).sum(1).tolist()) for some in (found[kind], x)]
+        assert len(found[kind]) < len(x) or lengths[0] == lengths[1]
+        assert bool(((found[kind] == 0).sum(1) < 6).all())  # no example is all padding
+
+
+def test_bytes_have_no_lines_beyond_their_range() -> None:
+    x = tokens().to(torch.int8)
+    assert int(made(x, lines=400)["words"].min()) >= 10
+
+
+def test_a_word_of_another_column_or_length_is_familiar() -> None:
+    x, longer = tokens(), tokens(length=12) + 5  # which has the words 5 to 14
+    x[:, 0] = 29  # begins every sentence, and is no column of the lookup
+    lookup = [Lookup(0, torch.arange(1, 8, device=x.device), 30)]
+    new = dict(strangers(x, seeded(), lookup, [x, longer]))["words"][:, 1:]
+    assert set(new.unique().tolist()) == set(range(15, 29))
+
+
 def test_numbers_that_are_no_lines_of_the_table_stay() -> None:
     x = tokens()
     x[40, 2] = 77
@@ -142,3 +168,44 @@ def test_a_calibrated_score_tells_words_that_the_network_never_saw(trained: tupl
     confidence = [posterior.ood_score(some, "max_probability") for some in (x[600:], one)]
     assert nb.metrics.auroc(*scores) > 0.9
     assert nb.metrics.auroc(*confidence) < 0.8
+
+
+class Biased(Bag):
+    """A table with more lines than the network takes: sizes are often rounded up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(64, 16)
+        self.bias = nn.Parameter(torch.zeros(20))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.bias[x].mean(1, keepdim=True)
+
+
+class Packed(nn.Module):
+    """A recurrent network that leaves padding out, and refuses an input of nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.rest = nn.Embedding(30, 6, padding_idx=0), nn.GRU(6, 8, batch_first=True)
+        self.last = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(
+            self.words(x), (x != 0).sum(1).cpu(), batch_first=True, enforce_sorted=False
+        )
+        return self.last(self.rest(packed)[1][0])
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("kind", [Biased, Packed])
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.NullBayesWarning")
+def test_networks_that_do_not_take_every_line_are_calibrated(kind: type[nn.Module]) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = kind().cpu().eval()
+    x, y = 1 + tokens(160).cpu(), randint(3, (160,), generator=seeded(5)).cpu()
+    x[torch.arange(8) >= 3 + torch.arange(160)[:, None] % 6] = 0
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:80], y[:80], 5, progress=False)
+    posterior.calibrate(x[80:], y[80:])
+    assert ("words" in posterior.calibration.strangers) == (kind is Packed)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes.jacobian.network import Network
-from nullbayes.jacobian.tables import find_lookups
+from nullbayes.jacobian.tables import find_lookups, takes
 from support.drawing import randint, randn
 
 
@@ -91,9 +91,43 @@ def test_a_column_that_goes_into_two_tables_has_the_lines_of_the_smaller_one() -
 
 
 def test_networks_without_tables_and_inputs_without_whole_numbers_have_none() -> None:
-    numbers = randn(10, 4, generator=torch.Generator().manual_seed(3))
-    assert found(nn.Linear(4, 2), numbers) == []
-    assert found(nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), numbers) == []
+    class Counts(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.float())
+
+    class Rounded(Sentences):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward((10 * x.abs()).long())
+
+    assert found(Counts(6, 2), tokens()) == []
+    assert found(Rounded(), randn(10, 4, generator=torch.Generator().manual_seed(3))) == []
+
+
+def test_masks_types_and_positions_are_no_words() -> None:
+    ids, mask = tokens(), (torch.arange(6) < torch.tensor([3, 6]).repeat(20)[:, None]).long().to(tokens().device)
+    ids[:, 5] = mask[:, 5]  # as where one ends a sentence and zero pads it
+
+    class Both(Sentences):
+        def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+            return super().forward(ids) * mask[:, :1]
+
+    assert found(Both(), (ids, mask)) == [(0, [0, 1, 2, 3, 4, 5], 50)]
+    positions = torch.arange(6, device=ids.device) + torch.arange(40, device=ids.device)[:, None]
+    assert found(Sentences(), positions) == []
+
+
+def test_a_table_that_is_given_nothing_does_no_harm() -> None:
+    class Rare(Sentences):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) + self.words(x[x > 1000]).sum()
+
+    assert found(Rare(), tokens()) == [(0, [0, 1, 2, 3, 4, 5], 50)]
+
+
+def test_a_network_says_whether_it_takes_inputs() -> None:
+    network = Network(Sentences().eval())
+    assert takes(network, tokens())
+    assert not takes(network, tokens() + 30)
 
 
 def test_the_model_keeps_no_hooks() -> None:

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 
 def _methods(experiment: str, given: str) -> tuple[str, ...]:
     """Return the methods that were named; refuse names that there are not."""
-    from nullbayes import baselines, detectors
+    import nullbayes as nb
     from nullbayes.experiments.judging import POSTERIORS
 
     asked = tuple(name.strip() for name in given.split(",") if name.strip())
@@ -81,7 +81,8 @@ def _methods(experiment: str, given: str) -> tuple[str, ...]:
         own = ", ".join(name for name in names() if find(name).by_method)
         msg = f"{experiment} is no study of many methods: --methods is for {own}."
         raise misused(msg)
-    known = [*POSTERIORS.values(), *vars(baselines), *vars(detectors)]
+    both = vars(nb.baselines) | vars(nb.detectors)
+    known = [*POSTERIORS.values(), *(name for name, kind in both.items() if isinstance(kind, type))]
     if strange := [name for name in asked if name not in known]:
         msg = (
             f"There is no method {strange[0]!r}: there are {known[0]}, {known[1]}, and those of nb.baselines and "

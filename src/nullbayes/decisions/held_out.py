@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nullbayes.decisions import answers, statistics
 from nullbayes.decisions.strangers import strangers
+from nullbayes.decisions.words import extreme_words, strange_words
 from nullbayes.errors import DataError, warn
 from nullbayes.jacobian.batches import (
     described,
@@ -21,7 +22,7 @@ from nullbayes.jacobian.batches import (
     n_examples,
     take_examples,
 )
-from nullbayes.jacobian.tables import find_lookups
+from nullbayes.jacobian.tables import Lookup, find_lookups, takes
 from nullbayes.metrics import auroc
 from nullbayes.predictive import SCORES, Mask, Prediction, scores_of, stream
 
@@ -29,6 +30,7 @@ COMBINED = "combined"
 _LEAST = 40  # held-out examples: half of them are ranked, and twenty can tell five per cent
 _MOST_LEARNED = 1000  # held-out examples that weights are learned from
 _PER_KIND = 250  # strangers of each kind
+_FEW = 16  # inputs that a network is tried with
 _ERRORS = 3.0  # standard errors within which the share of training inputs is that of chance
 _AS_GOOD = 0.06  # of AUROC, about two standard errors
 _OF_POSITIONS = ("max_variance", "mutual_information", "entropy", "energy", "generalized_entropy")
@@ -207,7 +209,7 @@ def best_position_kind(posterior: Any, pool: list[Any], mask: Mask, kinds: tuple
     wins = torch.zeros(len(kinds), dtype=torch.float64, device="cpu")
     for x in pool if len(kinds) > 1 else ():
         own = _position_scores(posterior, posterior.predict(x, mask=mask), kinds, generator)
-        for _, made in strangers(x, torch.Generator().manual_seed(1), find_lookups(posterior._network, x)):
+        for _, made in strangers(x, torch.Generator().manual_seed(1), _lookups(posterior, x, pool), pool):
             other = _position_scores(posterior, posterior.predict(made, mask=mask), kinds, generator)
             assert own is not None
             assert other is not None
@@ -240,9 +242,18 @@ def made_strangers(posterior: Any, pool: list[Any], mask: Mask) -> dict[str, Ten
     """Return the statistics of artificial strangers, by kind."""
     generator, found = torch.Generator().manual_seed(1), dict[str, list[Tensor]]()
     for x in pool:
-        for kind, made in strangers(x, generator, find_lookups(posterior._network, x)):
+        for kind, made in strangers(x, generator, _lookups(posterior, x, pool), pool):
             values = torch.cat(list(statistics.combined(posterior, made, mask))).cpu()
             values = values[torch.isfinite(values).all(1)]
             if len(values):
                 found.setdefault(kind, []).append(values)
     return {kind: torch.cat(parts) for kind, parts in found.items()}
+
+
+def _lookups(posterior: Any, x: Any, pool: list[Any]) -> list[Lookup]:
+    """Return which columns are looked up in tables; none if the network does not take other lines of these."""
+    few, network = take_examples(x, 0, _FEW), posterior._network
+    lookups = find_lookups(network, x)
+    drawn = strange_words(few, lookups, torch.Generator().manual_seed(1), pool)
+    tried = (*extreme_words(few, lookups, pool), *(made for _, made in drawn)) if lookups else ()
+    return lookups if all(takes(network, made) for made in tried) else []

@@ -40,7 +40,9 @@ _CHANGED = 0.5  # of the examples of a kind differ from the familiar ones, at le
 Make = Callable[[Tensor, torch.Generator], Tensor]
 
 
-def strangers(x: Any, generator: torch.Generator, lookups: Sequence[Lookup] = ()) -> Iterator[tuple[str, Any]]:
+def strangers(
+    x: Any, generator: torch.Generator, lookups: Sequence[Lookup] = (), others: Sequence[Any] = ()
+) -> Iterator[tuple[str, Any]]:
     """Iterate over the kinds of strangers that can be made of some inputs, each of those inputs that it changes.
 
     Parameters
@@ -51,10 +53,12 @@ def strangers(x: Any, generator: torch.Generator, lookups: Sequence[Lookup] = ()
         On the CPU. The same seed gives the same strangers on every device.
     lookups : sequence of Lookup
         The columns of the inputs that are looked up in tables of embeddings.
+    others : sequence of inputs
+        Further familiar inputs, such as those of other lengths, whose tokens are familiar, too.
     """
     n = n_examples(x)
     familiar = input_checksums(x, n)
-    for name, whole in chain(_exchanged(x, generator), strange_words(x, lookups, generator)):
+    for name, whole in chain(_exchanged(x, generator), strange_words(x, lookups, generator, others)):
         made = _in_part(whole, x, generator)
         pairs = [(new.flatten(1) if new.ndim > 1 else new[:, None], old) for new, old in _pairs(made, x)]
         changed = torch.stack([(new != old.reshape(new.shape)).any(1) for new, old in pairs]).any(0)
@@ -84,19 +88,19 @@ def _exchanged(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
 
 
 def _in_part(made: Any, x: Any, generator: torch.Generator) -> Any:
-    """Put back, in half of the strangers, all parts but one of those that were changed."""
+    """Put back, in half of the strangers, all parts but one of those that were changed; columns are one part."""
     pairs = enumerate(zip(leaves(made), leaves(x), strict=True))
-    changed = [i for i, (new, old) in pairs if new is not old and bool((new != old).any())]
-    if len(changed) < 2:
+    changed = {i: i if new.ndim > 2 else -1 for i, (new, old) in pairs if new is not old and bool((new != old).any())}
+    parts = sorted(set(changed.values()))
+    if len(parts) < 2:
         return made
-    n = len(next(old for _, old in _pairs(made, x)))
-    chosen = torch.randint(2 * len(changed), (n,), generator=generator, device="cpu")  # beyond the last: all of them
+    chosen = torch.randint(2 * len(parts), (n_examples(x),), generator=generator, device="cpu")  # beyond: all of them
     numbers = iter(range(len(list(leaves(x)))))
 
     def mixed(new: Tensor, old: Tensor) -> Tensor:
         if (i := next(numbers)) not in changed:
             return new
-        stays = (chosen >= len(changed)) | (chosen == changed.index(i))
+        stays = (chosen >= len(parts)) | (chosen == parts.index(changed[i]))
         return torch.where(stays.to(new.device).view(-1, *(1,) * (new.ndim - 1)), new, old)
 
     return map_leaves(mixed, made, x)

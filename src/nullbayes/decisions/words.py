@@ -3,9 +3,12 @@
 A line of a table that no training example looks up is as it was before training, and what the network makes of it is
 chance. Inputs that are made of familiar tokens cannot show that, so these take other lines of the same table:
 
-- *words*: every token is one that no familiar input has;
+- *words*: every token is one that none of the familiar inputs has;
 - *some_words*: a quarter of them are;
 - *repeat*: one token of the example stands at every position.
+
+Padding stays as it is: positions that a mask leaves out, the line that a table has for padding, or else a token that,
+once it occurs, fills the rest of every example.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ from nullbayes.jacobian.tables import Lookup
 
 _SOME = 0.25  # of the tokens are replaced
 _POSITIONS = 3  # of one table, from which on they are a sequence and not categories
-# From tokens, which of them may change, and the lines of their table.
-Change = Callable[[Tensor, Tensor, int, torch.Generator], Tensor]
+# From tokens, which of them may change, and the lines of their table that no familiar input has.
+Change = Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor]
 
 
-def strange_words(x: Any, lookups: Sequence[Lookup], generator: torch.Generator) -> Iterator[tuple[str, Any]]:
+def strange_words(
+    x: Any, lookups: Sequence[Lookup], generator: torch.Generator, others: Sequence[Any] = ()
+) -> Iterator[tuple[str, Any]]:
     """Iterate over the kinds of strangers that can be made of some inputs with other tokens.
 
     Parameters
@@ -37,42 +42,79 @@ def strange_words(x: Any, lookups: Sequence[Lookup], generator: torch.Generator)
         The columns that are looked up in tables.
     generator : torch.Generator
         On the CPU. The same seed gives the same strangers on every device.
+    others : sequence of inputs
+        Further familiar inputs, such as those of other lengths: their tokens are familiar, too.
     """
-    mask = x.get("attention_mask") if isinstance(x, Mapping) else None
     for name, change in _KINDS.items() if lookups else ():
-        parts = list(leaves(x))
-        for lookup in lookups:
-            parts[lookup.leaf] = _changed(parts[lookup.leaf], lookup, mask, change, generator)
-        following = iter(parts)
-        yield name, map_leaves(lambda _leaf, following=following: next(following), x)
+        yield name, _replaced(x, lookups, others, lambda *given, change=change: change(*given, generator))
 
 
-def _changed(leaf: Tensor, lookup: Lookup, mask: Any, change: Change, generator: torch.Generator) -> Tensor:
-    """Return a tensor of the inputs with other entries in the columns that are looked up in a table."""
-    result = leaf.reshape(len(leaf), -1).clone()
-    tokens = result[:, lookup.columns]
-    if int(tokens.min()) < 0 or int(tokens.max()) >= lookup.lines:  # equal to what the table was given by chance
-        return leaf
-    inner = torch.ones_like(result, dtype=torch.bool)
-    if isinstance(mask, Tensor) and mask.shape == leaf.shape:  # without the ends of a sentence, which often are marked
-        counts = torch.nn.functional.pad(mask.bool(), (1, 1))
-        inner = counts[:, 1:-1] & counts[:, 2:] & counts[:, :-2]
-    result[:, lookup.columns] = change(tokens, inner[:, lookup.columns], lookup.lines, generator)
-    return result.view_as(leaf)
+def extreme_words(x: Any, lookups: Sequence[Lookup], others: Sequence[Any] = ()) -> Iterator[Any]:
+    """Iterate over inputs with the first and with the last of the new tokens everywhere, to try a network with."""
+    for which in (0, -1):
+        yield _replaced(x, lookups, others, lambda tokens, inner, new, which=which: _only(tokens, inner, new, which))
 
 
-def _words(tokens: Tensor, inner: Tensor, lines: int, generator: torch.Generator, share: float = 1.0) -> Tensor:
-    known = torch.zeros(lines, dtype=torch.bool, device=tokens.device)
-    known[tokens.long().flatten()] = True
-    other = (~known).nonzero()[:, 0]
-    if not len(other):
+def _only(tokens: Tensor, inner: Tensor, new: Tensor, which: int) -> Tensor:
+    return torch.where(inner, new[which].to(tokens.dtype), tokens) if len(new) else tokens
+
+
+def _replaced(x: Any, lookups: Sequence[Lookup], others: Sequence[Any], change: Callable[..., Tensor]) -> Any:
+    """Return inputs with what ``change(tokens, which may change, new lines)`` returns in columns of tables."""
+    mask = x.get("attention_mask") if isinstance(x, Mapping) else None
+    parts = list(leaves(x))
+    for lookup in lookups:
+        leaf = parts[lookup.leaf]
+        same = [part for other in others for part in list(leaves(other))[lookup.leaf : lookup.leaf + 1]]
+        new = _new_lines([leaf, *same], lookup)
+        result = leaf.reshape(len(leaf), -1).clone()
+        tokens = result[:, lookup.columns]
+        if int(tokens.min()) < 0 or int(tokens.max()) >= lookup.lines:  # equal to what the table was given by chance
+            continue
+        inner = ~_padding(tokens, lookup.padding)
+        if isinstance(mask, Tensor) and mask.shape == leaf.shape:  # without the ends of a sentence, often marked
+            counts = torch.nn.functional.pad(mask.bool(), (1, 1))
+            inner &= (counts[:, 1:-1] & counts[:, 2:] & counts[:, :-2])[:, lookup.columns]
+        result[:, lookup.columns] = change(tokens, inner, new)
+        parts[lookup.leaf] = result.view_as(leaf)
+    following = iter(parts)
+    return map_leaves(lambda _leaf: next(following), x)
+
+
+def _new_lines(familiar: Sequence[Tensor], lookup: Lookup) -> Tensor:
+    """Return the lines that the type of the tokens can number and that no familiar input has, in any column."""
+    lines = min(lookup.lines, torch.iinfo(familiar[0].dtype).max + 1)
+    new = torch.ones(lines, dtype=torch.bool, device=familiar[0].device)
+    for leaf in familiar:
+        known = leaf.long().flatten()
+        new[known[(known >= 0) & (known < lines)]] = False
+    if lookup.padding is not None and 0 <= lookup.padding < lines:
+        new[lookup.padding] = False
+    return new.nonzero()[:, 0]
+
+
+def _padding(tokens: Tensor, line: int | None) -> Tensor:  # (n, k) -> bool (n, k)
+    """Return which tokens are padding; where the table does not say, a token that fills the rest of every example."""
+    if line is not None or tokens.shape[1] < _POSITIONS:
+        return tokens == line if line is not None else torch.zeros_like(tokens, dtype=torch.bool)
+    found = torch.zeros_like(tokens, dtype=torch.bool)
+    for end, order in ((-1, 1), (0, -1)):
+        same = tokens == tokens[:, end].mode().values
+        steps = same.to(torch.int8).diff(dim=1) * order
+        if bool((steps >= 0).all()) and bool((same.sum(1) > 1).any()):
+            found |= same
+    return found
+
+
+def _words(tokens: Tensor, inner: Tensor, new: Tensor, generator: torch.Generator, share: float = 1.0) -> Tensor:
+    if not len(new):
         return tokens
     drawn = torch.rand((2, *tokens.shape), generator=generator, device="cpu").to(tokens.device)
-    new = other[(drawn[0] * len(other)).long().clamp_max(len(other) - 1)]
-    return torch.where(inner & (drawn[1] < share), new.to(tokens.dtype), tokens)
+    chosen = new[(drawn[0] * len(new)).long().clamp_max(len(new) - 1)]
+    return torch.where(inner & (drawn[1] < share), chosen.to(tokens.dtype), tokens)
 
 
-def _repeat(tokens: Tensor, inner: Tensor, lines: int, generator: torch.Generator) -> Tensor:
+def _repeat(tokens: Tensor, inner: Tensor, new: Tensor, generator: torch.Generator) -> Tensor:
     if tokens.shape[1] < _POSITIONS:
         return tokens
     drawn = torch.rand(tokens.shape, generator=generator, device="cpu").to(tokens.device)
