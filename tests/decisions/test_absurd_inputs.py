@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,19 +28,25 @@ def table(n: int, seed: int) -> tuple[Tensor, Tensor]:
     return x, (x[:, 0] + x[:, 1] / 10 > 6).long()
 
 
-@pytest.fixture(scope="module")
-def posterior() -> Any:
-    x, y = table(400, 0)
+def fitted(build: Callable[[], nn.Module], x: Tensor, y: Tensor) -> Any:
+    """Train a network on some data, and fit a posterior to it."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2)).to(x.device)
+        model = build().to(x.device)
         optimizer = torch.optim.Adam(model.parameters(), 0.02)
         for _ in range(200):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-    posterior = nb.ProjectedPosterior(model.eval()).fit(x, y, 10, generator=seeded(0), progress=False)
-    return posterior.calibrate(*table(300, 1))
+    return nb.ProjectedPosterior(model.eval()).fit(x, y, 10, generator=seeded(0), progress=False)
+
+
+@pytest.fixture(scope="module")
+def posterior() -> Any:
+    def build() -> nn.Module:
+        return nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2))
+
+    return fitted(build, *table(400, 0)).calibrate(*table(300, 1))
 
 
 @pytest.mark.parametrize(
@@ -59,16 +66,10 @@ def test_rows_that_are_nearer_to_the_middle_than_any_familiar_one_are_flagged() 
         x = torch.tanh(randn(n, 3, generator=seeded(seed)) @ mixing) + 0.1 * randn(n, 12, generator=seeded(seed + 50))
         return x, (x[:, 0] * x[:, 1] > 0).long()
 
-    x, y = draw(300, 0)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 2)).to(x.device)
-        optimizer = torch.optim.Adam(model.parameters(), 0.01)
-        for _ in range(150):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    posterior = nb.ProjectedPosterior(model.eval()).fit(x, y, 10, generator=seeded(0), progress=False)
+    def build() -> nn.Module:
+        return nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 2))
+
+    posterior = fitted(build, *draw(300, 0))
     posterior.calibrate(*draw(400, 1))
     known, new = draw(200, 2)[0], draw(200, 3)[0]
     middle = known.mean(0) + 0.05 * (new - known.mean(0))
