@@ -160,9 +160,9 @@ def test_scores_of_positions_are_averaged_without_the_masked_ones(kind: str, lay
 # --- the default, and what has no such scores -------------------------------------------------------------------------
 
 
-def test_default_is_the_generalized_entropy_where_there_are_probabilities_and_the_variance_elsewhere() -> None:
+def test_default_is_the_entropy_where_there_are_probabilities_and_the_variance_elsewhere() -> None:
     for likelihood in (Classification(), Bernoulli("binary"), Bernoulli("multilabel")):
-        assert predictive.default_score(likelihood) == "generalized_entropy"
+        assert predictive.default_score(likelihood) == "entropy"
     for likelihood in (Regression(1.0), nb.likelihoods.CustomLoss(lambda f, y: (f - y).square().sum(1))):
         assert predictive.default_score(likelihood) == "max_variance"
 

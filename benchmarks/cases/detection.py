@@ -4,7 +4,7 @@ Networks of several kinds, each with data sets that it never saw. Every method i
 by the AUROC between test data and strangers:
 
 - both projected posteriors: after ``calibrate`` on held-out data (``calibrated``), and by every other score, of which
-  ``generalized_entropy`` is the default before;
+  ``entropy`` is the default before;
 - the baselines, each by every score that it has, with the prior precision chosen by held-out likelihood;
 - the detectors of ``nb.detectors``, and temperature scaling.
 
@@ -53,7 +53,7 @@ FULL = {
 }  # fmt: skip
 CUDA = {"lenet_n": "60000", "resnet_n": 6000, "resnet_parameters": "*", "minilm_n": 15_000, "minilm_epochs": 6}
 
-DEFAULT = "generalized_entropy"  # the score of a posterior that is not calibrated
+DEFAULT = "entropy"  # the score of a posterior that is not calibrated
 CLOSE = 0.01  # what the claim allows beside the best detector of a column
 PUBLISHED = ("resnet20",)  # which are not trained here, so that one run is enough
 Row = dict[str, Any]

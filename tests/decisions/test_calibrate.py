@@ -87,7 +87,7 @@ def test_a_score_by_name_is_ranked_by_all_examples(posterior: Any, kind: str) ->
 
 def test_the_combined_score_is_the_default_after_calibrate(posterior: Any) -> None:
     before = fitted().ood_score(X_NEW)
-    assert torch.equal(before, posterior.ood_score(X_NEW, "generalized_entropy"))
+    assert torch.equal(before, posterior.ood_score(X_NEW, "entropy"))
     posterior.calibrate(*held())
     assert torch.equal(posterior.ood_score(X_NEW), posterior.ood_score(X_NEW, "combined"))
     with pytest.raises(SettingsError, match='"combined" is of whole inputs: for positions name another'):

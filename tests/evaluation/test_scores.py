@@ -48,7 +48,7 @@ def test_one_score_is_for_all_methods_but_those_with_their_own(projected: Any, n
 def test_methods_without_names_are_named_after_their_classes(projected: Any, network: Any) -> None:
     found = nb.evaluate([projected, (network, "energy")], (X, Y), STRANGERS)
     assert [(row.name, row.method, row.score) for row in found.rows] == [
-        ("ProjectedPosterior", "ProjectedPosterior", "generalized_entropy"),
+        ("ProjectedPosterior", "ProjectedPosterior", "entropy"),
         ("MAP", "MAP", "energy"),
     ]
     assert nb.evaluate(projected, (X, Y), STRANGERS).rows[0].name == "ProjectedPosterior"

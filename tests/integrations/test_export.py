@@ -101,7 +101,7 @@ def check(build: Any, x: Any, folder: Path) -> None:
     exported = export(posterior, taken(x, 20, 22))
     for n in (1, 2, 9):
         new = taken(x, 25, 25 + n)
-        agree(exported(new), posterior, new, "generalized_entropy")
+        agree(exported(new), posterior, new, "entropy")
     check_onnx(exported, posterior, x, folder)
 
 
@@ -194,4 +194,4 @@ def test_what_cannot_be_exported_is_refused_with_a_reason() -> None:
     with pytest.raises(ModelError, match="runs other operations for another number of examples: pass dynamic_batch"):
         export(fitted(Counting(), POINTS), POINTS[:2])
     fixed = export(odd := fitted(Counting(), POINTS), POINTS[:2], dynamic_batch=False)
-    agree(fixed(POINTS[20:22]), odd, POINTS[20:22], "generalized_entropy")
+    agree(fixed(POINTS[20:22]), odd, POINTS[20:22], "entropy")

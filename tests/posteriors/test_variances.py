@@ -78,7 +78,7 @@ def test_scores_match_their_definitions(kind: type, task: Task) -> None:
     for each, p in ((posterior, prediction.probs), (network, probabilities(task, prediction.mean))):
         for name, wanted in confidence(task, prediction.mean, p).items():
             torch.testing.assert_close(each.ood_score(X_NEW, name), wanted)
-    assert torch.equal(posterior.ood_score(X_NEW), posterior.ood_score(X_NEW, "generalized_entropy"))
+    assert torch.equal(posterior.ood_score(X_NEW), posterior.ood_score(X_NEW, "entropy"))
     sampled = posterior.predict(X_NEW, pred_type="sampled").variance.max(1).values
     torch.testing.assert_close(posterior.ood_score(X_NEW, "max_variance", pred_type="sampled"), sampled)
 

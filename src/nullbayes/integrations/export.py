@@ -122,7 +122,7 @@ def export(
     n_samples : int, optional
         Use only the first so many samples; by default all of them.
     score : str, optional
-        A kind of score of ``posterior.ood_score``; by default "generalized_entropy", or "max_variance" for likelihoods
+        A kind of score of ``posterior.ood_score``; by default "entropy", or "max_variance" for likelihoods
         without probabilities. The calibrated score "combined" looks training examples up, and cannot be exported.
     dynamic_batch : bool
         Whether the program takes any number of inputs. Some networks can be exported for a fixed number alone.

@@ -73,7 +73,7 @@ def ood_score(
         As for :meth:`predict`.
     kind : str, optional
         By default the one that :meth:`calibrate` has calibrated ("combined" unless another was named); before,
-        "generalized_entropy", or "max_variance" for likelihoods without probabilities.
+        "entropy", or "max_variance" for likelihoods without probabilities.
 
         - Of the posterior: "max_variance" (over the outputs), "sum_variance", "max_prob_variance",
           "mutual_information". Variances of a regression with several outputs are relative to the noise of each.

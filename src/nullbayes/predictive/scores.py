@@ -119,10 +119,10 @@ def scores_of(likelihood: Likelihood) -> tuple[str, ...]:
 def default_score(likelihood: Likelihood) -> str:
     """Return the score of a posterior that is not calibrated.
 
-    It is nowhere below the largest probability on the networks of ``docs/scores.md``, where the posterior's variance is
-    the best score on some networks and worse than chance on others.
+    It is the one that was closest to "nowhere below the largest probability" on many networks: images, sentences,
+    tables, series and sets (``docs/scores.md``). Others are better on some networks and much worse on others.
     """
-    return "generalized_entropy" if likelihood.has_probabilities else "max_variance"
+    return "entropy" if likelihood.has_probabilities else "max_variance"
 
 
 def score(
