@@ -9,7 +9,8 @@ from scipy.linalg import hadamard
 import nullbayes as nb
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.lanczos import lanczos_process
-from nullbayes.linalg.sketch import Sketch, hadamard_
+from nullbayes.linalg.sketch import Sketch
+from nullbayes.linalg.sketch import hadamard as transformed
 from support.drawing import randn
 
 
@@ -21,10 +22,11 @@ def sketch(n_columns: int, size: int, seed: int) -> Sketch:
     return Sketch(n_columns, size, seed, torch.get_default_device())
 
 
-def test_the_transform_is_the_hadamard_matrix() -> None:
-    vectors = normal(3, 16)
-    matrix = torch.as_tensor(hadamard(16), dtype=torch.float64) / 4
-    torch.testing.assert_close(hadamard_(vectors.clone()), vectors @ matrix.to(vectors.device))
+@pytest.mark.parametrize("size", [1, 2, 32, 64, 1024, 8192])  # one factor, several, and a last one that is smaller
+def test_the_transform_is_the_hadamard_matrix(size: int) -> None:
+    vectors = normal(3, size)
+    matrix = torch.as_tensor(hadamard(size), dtype=torch.float64) / size**0.5
+    torch.testing.assert_close(transformed(vectors), vectors @ matrix.to(vectors.device))
 
 
 @pytest.mark.parametrize("columns", [1, 5, 16, 17])

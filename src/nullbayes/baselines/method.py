@@ -19,6 +19,7 @@ from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.products import output_rows, rows_are_less_work
 from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.limits import free_memory
 from nullbayes.linalg.curvature import LowRank, lanczos_pairs
 from nullbayes.linalg.lanczos import block_width
 from nullbayes.linalg.rows import Rows
@@ -27,7 +28,8 @@ from nullbayes.predictive import SCORES, Mask, Prediction, default_score, predic
 
 State = TypeVar("State")
 LikelihoodLike = str | Likelihood | LossFn
-_ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of rows at new inputs, at a time
+_ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of rows at new inputs, at a time: at least so many
+_ROW_COPIES = 16  # that a score may make of them, with room to spare
 REPORT_FIELDS = {name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")}  # in a file
 DEFAULT_PRECISION = 1.0  # of the prior, whatever the data
 _COPIES = 3  # of the vectors of a budget, while they are found
@@ -240,6 +242,8 @@ def rows_at(question: Question) -> Iterator[tuple[Question, Tensor]]:  # rows (n
     """Iterate over parts of the inputs with the rows of their outputs, few enough at a time to be held in memory."""
     network = question.network
     most = _ROW_BYTES.get(network.device.type, 2**26)
+    if network.device.type == "cuda":  # few large chunks: for large networks, calls take longer than computing
+        most = max(most, free_memory(network.device) // _ROW_COPIES)
     for piece in stream(question.x, network, question.batch_fn, 1):
         width = math.prod(network.output_shape(piece))
         step = max(1, most // (width * network.n_parameters * network.dtype.itemsize))

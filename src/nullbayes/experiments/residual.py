@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -45,7 +45,8 @@ class ResidualSizes(Sizes):
     published: int = 6000
 
 
-FULL = ResidualSizes(n=3000, epochs=30, held_out=1000, test=2000, shifted=1000, members=3)
+_FULL = ResidualSizes(n=3000, epochs=30, held_out=1000, test=2000, shifted=1000, members=3)
+FULL = {"svhn": _FULL, "cifar10": replace(_FULL, epochs=100)}
 QUICK = ResidualSizes(
     n=100, published=100, epochs=1, held_out=200, test=200, shifted=50, samples=10, budget=10, pictures=4, strengths=2,
     parameters=("layer3.2.*", "linear.*"),
@@ -93,14 +94,14 @@ def _picture(x: Inputs) -> Tensor:
     return (x * std + mean).clamp(0.0, 1.0)
 
 
-def _sizes(settings: Settings) -> ResidualSizes:
-    return QUICK if settings.quick else FULL
+def _sizes(name: str, settings: Settings) -> ResidualSizes:
+    return QUICK if settings.quick else FULL[name]
 
 
 def _estimate(name: str) -> Callable[[Settings], Estimate]:
     def estimate(settings: Settings) -> Estimate:
         """Return what a run will take: training, and fits of every method."""
-        sizes, cuda = _sizes(settings), settings.device.type == "cuda"
+        sizes, cuda = _sizes(name, settings), settings.device.type == "cuda"
         networks = 1 + (sizes.members if not sizes.only else 0)
         training = networks * sizes.epochs * _IMAGES * (6e-5 if cuda else 6e-3)
         fits = 200.0 if settings.quick else 150.0 if cuda else 60.0 * sizes.n
@@ -116,7 +117,7 @@ def _experiment(name: str) -> Experiment:
     about = f"Residual networks on {title}: predictions, strangers, fog and blur, by every method, beside the paper's."
     return Experiment(
         name, about, ("cifar10", "cifar100", "svhn"), _estimate(name),
-        run=lambda settings: study(name, settings, _sizes(settings)),
+        run=lambda settings: study(name, settings, _sizes(name, settings)),
         page=functools.partial(study_page, title=f"Residual networks on {title}"), by_method=True,
     )  # fmt: skip
 

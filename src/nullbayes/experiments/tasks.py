@@ -18,7 +18,16 @@ from torch.nn.functional import cross_entropy, mse_loss
 from nullbayes.experiments import adapters, text
 from nullbayes.experiments.datasets import digits, read_color, read_images, read_uci
 from nullbayes.experiments.frame import Missing, Settings
-from nullbayes.experiments.networks import ResNet, batchnorm_cnn, lenet, resnet20, train, train_shifted
+from nullbayes.experiments.networks import (
+    ResNet,
+    batchnorm_cnn,
+    cropped,
+    lenet,
+    resnet20,
+    shifted,
+    train,
+    train_changed,
+)
 
 BATCH = 250
 Inputs = Tensor | Mapping[str, Tensor]
@@ -200,7 +209,8 @@ def trained_resnet(
         raise Missing(msg)
     x, y = known[0].to(settings.device), known[1].to(settings.device)
     kept, judged = _parts(settings, new, held_out, test)
-    fit = partial(train_shifted, x=x, y=y, epochs=epochs)
+    change = cropped if own == "cifar10" else shifted  # a mirrored digit is none
+    fit = partial(train_changed, x=x, y=y, epochs=epochs, change=change)
     others = [name for name in ("svhn", "cifar10", "cifar100") if name != own]
     return Task(
         f"ResNet, {own}", train=_parts(settings, (x.cpu(), y.cpu()), n)[0], test=judged, held_out=kept,

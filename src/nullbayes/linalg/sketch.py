@@ -16,6 +16,8 @@ from torch import Tensor
 
 from nullbayes.errors import SettingsError
 
+_FACTOR = 32  # rows of the factors of a Hadamard matrix
+
 
 class Sketch:
     """A random map from ``n_columns`` to ``size`` numbers.
@@ -45,7 +47,7 @@ class Sketch:
         """Sketch each vector."""
         spread = vectors.new_zeros(len(vectors), self.padded)
         spread[:, : self.n_columns] = vectors * self._signs
-        return hadamard_(spread)[:, self._taken] * math.sqrt(self.padded / self.size)
+        return hadamard(spread)[:, self._taken] * math.sqrt(self.padded / self.size)
 
 
 def padded_size(n_columns: int) -> int:
@@ -53,14 +55,22 @@ def padded_size(n_columns: int) -> int:
     return 1 << (n_columns - 1).bit_length()
 
 
-def hadamard_(vectors: Tensor) -> Tensor:  # (S, n), n a power of two
-    """Apply the orthonormal Hadamard transform to each vector in place."""
-    n, half = vectors.shape[1], 1
-    while half < n:
-        pairs = vectors.view(len(vectors), -1, 2, half)
-        low, high = pairs[:, :, 0], pairs[:, :, 1]
-        total = low + high
-        torch.sub(low, high, out=high)
-        low.copy_(total)
-        half *= 2
-    return vectors.mul_(n**-0.5)
+def hadamard(vectors: Tensor) -> Tensor:  # (S, n), n a power of two
+    """Return the orthonormal Hadamard transform of each vector.
+
+    It is a Kronecker product of small ones, each of which is one matrix product: few passes over memory.
+    """
+    n, done, image = vectors.shape[1], 1, vectors
+    while done < n:
+        size = min(_FACTOR, n // done)
+        factor = _hadamard_matrix(size).to(vectors)
+        image = image.reshape(-1, size) @ factor if done == 1 else factor @ image.reshape(-1, size, done)
+        done *= size
+    return image.view_as(vectors)
+
+
+def _hadamard_matrix(size: int) -> Tensor:  # (size, size), orthonormal
+    two, matrix = torch.tensor([[1.0, 1.0], [1.0, -1.0]], device="cpu"), torch.ones(1, 1, device="cpu")
+    while len(matrix) < size:
+        matrix = torch.kron(matrix, two)
+    return matrix.double() / math.sqrt(size)
