@@ -115,13 +115,31 @@ def train(
     return model.eval()
 
 
-def train_changed(model: nn.Module, x: Tensor, y: Tensor, epochs: int, change: Callable[[Tensor], Tensor]) -> nn.Module:
-    """Train with AdamW at a rate that rises and falls, on batches of images that ``change`` has changed."""
+def train_shifted(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> nn.Module:
+    """Train with AdamW at a rate that rises and falls, on images that are shifted by up to three pixels."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, weight_decay=0.05)
-    steps = epochs * -(-len(x) // 128)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=max(1, steps))
+    return _train_changed(model, x, y, epochs, 128, optimizer, _shifted)
+
+
+def train_cropped(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> nn.Module:
+    """Train with SGD at a rate that rises and falls, on images that are cropped and mirrored."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=5e-4, nesterov=True)
+    return _train_changed(model, x, y, epochs, 256, optimizer, _cropped)
+
+
+def _train_changed(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    epochs: int,
+    batch_size: int,
+    optimizer: torch.optim.Optimizer,
+    change: Callable[[Tensor], Tensor],
+) -> nn.Module:
+    steps = epochs * -(-len(x) // batch_size)
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, optimizer.defaults["lr"], total_steps=max(1, steps))
     for _ in range(epochs):
-        for batch in torch.randperm(len(x)).to(x.device).split(128):
+        for batch in torch.randperm(len(x)).to(x.device).split(batch_size):
             optimizer.zero_grad()
             cross_entropy(model(change(x[batch])), y[batch]).backward()
             optimizer.step()
@@ -129,16 +147,16 @@ def train_changed(model: nn.Module, x: Tensor, y: Tensor, epochs: int, change: C
     return model.eval()
 
 
-def shifted(x: Tensor) -> Tensor:
+def _shifted(x: Tensor) -> Tensor:
     """Shift all images alike by up to three pixels; what leaves on one side enters on the other."""
     return torch.roll(x, torch.randint(-3, 4, (2,)).tolist(), (2, 3))
 
 
-def cropped(x: Tensor) -> Tensor:
+def _cropped(x: Tensor) -> Tensor:
     """Shift each image by up to four pixels, with zeros beside it, and mirror half of them."""
     n, height, width = len(x), *x.shape[-2:]
     wide = nn.functional.pad(torch.where(torch.rand(n, 1, 1, 1).to(x.device) < 0.5, x.flip(3), x), (4, 4, 4, 4))
-    top, left = torch.randint(0, 9, (2, n, 1), device="cpu").to(x.device)
+    top, left = torch.randint(0, 9, (2, n, 1)).to(x.device)
     rows, columns = (start + torch.arange(size, device=x.device) for start, size in ((top, height), (left, width)))
     image = torch.arange(n, device=x.device)[:, None, None]
     return wide[image, :, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)

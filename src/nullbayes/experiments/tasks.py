@@ -21,12 +21,11 @@ from nullbayes.experiments.frame import Missing, Settings
 from nullbayes.experiments.networks import (
     ResNet,
     batchnorm_cnn,
-    cropped,
     lenet,
     resnet20,
-    shifted,
     train,
-    train_changed,
+    train_cropped,
+    train_shifted,
 )
 
 BATCH = 250
@@ -209,8 +208,9 @@ def trained_resnet(
         raise Missing(msg)
     x, y = known[0].to(settings.device), known[1].to(settings.device)
     kept, judged = _parts(settings, new, held_out, test)
-    change = cropped if own == "cifar10" else shifted  # a mirrored digit is none
-    fit = partial(train_changed, x=x, y=y, epochs=epochs, change=change)
+    fit = partial(
+        train_cropped if own == "cifar10" else train_shifted, x=x, y=y, epochs=epochs
+    )  # digits have no mirror
     others = [name for name in ("svhn", "cifar10", "cifar100") if name != own]
     return Task(
         f"ResNet, {own}", train=_parts(settings, (x.cpu(), y.cpu()), n)[0], test=judged, held_out=kept,
