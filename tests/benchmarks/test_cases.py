@@ -73,8 +73,8 @@ def numbers(value: Any) -> list[float]:
 
 
 SLOWER = (
-    "detection", "intervals", "latency", "lenet_fashion_mnist", "memory", "processes", "promise", "streaming",
-    "sweep_growth", "time_to_residual", "torchrun",
+    "detection", "intervals", "latency", "lenet_fashion_mnist", "memory", "processes", "promise", "small_networks",
+    "streaming", "sweep_growth", "time_to_residual", "torchrun",
 )  # fmt: skip
 
 
