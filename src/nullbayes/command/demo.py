@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _LEGEND = """\
 AUROC       how well a score separates the unseen 8s and 9s from test images of known
             digits (0.5 is chance, 1 is perfect).
-            as is: the largest probability for the network, generalized entropy
-            for the posteriors, posterior.ood_score(x);
+            as is: the largest probability for the network, the entropy for the
+            posteriors, posterior.ood_score(x);
             calibrated: the same after posterior.calibrate(x, y) on held-out images,
             which learns what to trust on this network. The network itself has only its
             probabilities
