@@ -45,13 +45,12 @@ class _Sketch(Laplace):
 
 
 def _hessian_roots(likelihood: Likelihood, outputs: Tensor) -> Tensor:  # (n, ...) -> (n, O, O)
-    """Return roots of the likelihood's Hessian, column by column; they do not depend on targets."""
-    units = torch.eye(outputs[0].numel(), dtype=outputs.dtype, device=outputs.device)
-    columns = [
-        likelihood.scaled(unit.view(outputs.shape[1:]).expand_as(outputs), outputs, outputs).flatten(1)
-        for unit in units
-    ]
-    return torch.stack(columns, dim=2)
+    """Return roots of the likelihood's Hessian, all columns at once; they do not depend on targets."""
+    n, size = len(outputs), outputs[0].numel()
+    units = torch.eye(size, dtype=outputs.dtype, device=outputs.device).repeat(n, 1)
+    repeated = outputs.repeat_interleave(size, 0)
+    columns = likelihood.scaled(units.view_as(repeated), repeated, repeated)
+    return columns.reshape(n, size, size).mT
 
 
 class SCOD(Baseline):

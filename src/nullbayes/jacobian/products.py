@@ -99,7 +99,7 @@ def output_rows(network: Network, x: Any) -> Tensor:  # (n, ..., P)
     for piece in _in_pieces(x, rows.examples_at_a_time):
         values, block = _block(network, rows, piece)
         parts.append(block.dense().view(len(values), *network.output_shape(x), -1))
-    return torch.cat(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)  # which copies even one
 
 
 def rows_are_less_work(n_outputs: int, n_vectors: float) -> bool:
