@@ -34,7 +34,7 @@ def test_one_half_is_learned_from_and_the_other_ranked(posterior: Any) -> None:
     found = posterior.calibrate(*held(101)).calibration
     assert (found.n_learned, len(found.scores), len(found.errors)) == (50, 51, 101)
     assert found.kind == "combined"
-    distances = ("neighbour in the table", "neighbour 1", "neighbour 10", "neighbour 50")
+    distances = ("neighbour in the table", "neighbour 1", "neighbour 10", "neighbour 50", "residual")
     assert found.statistics == ("generalized_entropy", "energy", *distances, "log sum_variance")
     assert sum(found.weights.values()) == pytest.approx(1.0)
     assert "ranked" in str(found)
@@ -260,6 +260,6 @@ def test_autocast_does_not_change_a_decision(posterior: Any) -> None:
 
 def test_regressions_are_calibrated_by_distances_and_variance() -> None:
     found = fitted(REGRESSION).calibrate(*held(task=REGRESSION)).calibration
-    distances = ("neighbour in the table", "neighbour 1", "neighbour 10", "neighbour 50")
+    distances = ("neighbour in the table", "neighbour 1", "neighbour 10", "neighbour 50", "residual")
     assert found.statistics == (*distances, "log sum_variance")
     assert found.errors.shape == (100, 2)

@@ -73,6 +73,35 @@ def test_many_inputs_at_a_time_change_no_distance() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 2, 5, 6, 7, 130])  # fewer examples than the six features, as many, and more
+def test_residual_is_the_length_outside_of_the_leading_half_of_the_directions(n: int, dtype: torch.dtype) -> None:
+    model, (x, y), (new, _) = network().to(dtype), data(n, dtype=dtype), data(20, 1, dtype=dtype)
+    with torch.no_grad():
+        trained, others = (model[1](model[0](part)).double() for part in (x, new))
+    unit, mean = others / others.norm(dim=1, keepdim=True), (trained / trained.norm(dim=1, keepdim=True)).mean(0)
+    _, lengths, directions = torch.linalg.svd(trained / trained.norm(dim=1, keepdim=True) - mean, full_matrices=False)
+    leading = directions[: int((lengths > 1e-4).sum()) // 2]
+    wanted = (unit - mean - (unit - mean) @ leading.T @ leading).norm(dim=1)
+    result = remembered(model, x, y).residual(others.to(dtype)).exp()
+    assert result.dtype == torch.float64
+    torch.testing.assert_close(result, wanted.clamp_min(1e-7**0.5), rtol=0, atol=1e-5)
+
+
+def test_residual_tells_features_in_directions_that_training_never_had() -> None:
+    plane = torch.cat([randn(200, 3, generator=seeded()), torch.zeros(200, 3)], 1)
+    found = Familiar("2", nn.functional.normalize(plane), torch.zeros(1, dtype=torch.int64))
+    beside = plane + torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 2.0])
+    assert float(found.residual(beside).mean()) > float(found.residual(plane).mean()) + 0.2
+
+
+def test_residual_of_features_that_are_all_alike_is_finite() -> None:
+    alike = Familiar("2", torch.ones(9, 4) / 2, torch.zeros(1, dtype=torch.int64))
+    assert torch.isfinite(alike.residual(randn(5, 4, generator=seeded()))).all()
+    single = Familiar("2", torch.ones(9, 1), torch.zeros(1, dtype=torch.int64))
+    assert torch.isfinite(single.residual(torch.tensor([[2.0], [-1.0]]))).all()
+
+
 def test_a_training_example_has_the_smallest_distance() -> None:
     model, (x, y) = network(), data(60)
     found = remembered(model, x, y)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
 from nullbayes.limits import OutOfMemory
+from nullbayes.linalg.spectral import eigh
 
 NEIGHBOURS = (1, 10, 50)
 _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
@@ -77,6 +78,29 @@ class Familiar:
             near = (some @ self.features.T).topk(max(ranks)).values
             found.append(2.0 - 2.0 * near[:, [rank - 1 for rank in ranks]].double())
         return torch.cat(found).clamp_min(_ROUNDING).log() / 2.0
+
+    def residual(self, features: Tensor) -> Tensor:  # (n, d) -> (n,)
+        """Return the logarithm of the length of the features outside of the principal directions of those remembered.
+
+        Features are scaled to length one before. The principal directions are half of those in which the remembered
+        features vary, the leading ones.
+        """
+        mean, leading = self._principal
+        centred = normalize(features.to(self.features)).double() - mean
+        squares = centred.square().sum(1) - (centred @ leading).square().sum(1)
+        return squares.clamp_min(_ROUNDING).log() / 2.0
+
+    @cached_property
+    def _principal(self) -> tuple[Tensor, Tensor]:  # (d,), (d, k)
+        """The mean of the remembered features, and their principal directions."""
+        known = self.features.double()
+        mean = known.mean(0)
+        centred = known - mean
+        few = len(centred) < centred.shape[1]  # whichever side is shorter
+        values, vectors = eigh(centred @ centred.T if few else centred.T @ centred)
+        rank = int((values > _ROUNDING * values[-1].clamp_min(_ROUNDING)).sum())
+        leading = vectors[:, len(values) - rank // 2 :]
+        return mean, normalize(centred.T @ leading, dim=0) if few else leading
 
     @property
     def repeated(self) -> float:

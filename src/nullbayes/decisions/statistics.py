@@ -24,7 +24,7 @@ def names(posterior: Any) -> tuple[str, ...]:
     own, rows = posterior._scoring.membership, posterior._familiar.rows
     first += () if rows is None else ("neighbour in the table",)
     last = () if own is None else (f"log {own}",)
-    return (*first, *(f"neighbour {k}" for k in NEIGHBOURS), *last)
+    return (*first, *(f"neighbour {k}" for k in NEIGHBOURS), "residual", *last)
 
 
 def statistics(posterior: Any, x: Any, prediction: Prediction | None, mask: Mask) -> Tensor:  # (n, k) float64
@@ -38,7 +38,7 @@ def statistics(posterior: Any, x: Any, prediction: Prediction | None, mask: Mask
         columns += [score(prediction, likelihood, kind) for kind in CONFIDENCE]
     seen = FeatureReader(posterior._network, familiar.layer)(x)
     columns += [] if familiar.rows is None else [familiar.row_distances(x)]
-    columns += list(familiar.distances(seen.features).T)
+    columns += [*familiar.distances(seen.features).T, familiar.residual(seen.features)]
     if own is not None:
         shared = prediction is not None and own in SCORES
         last = score(prediction, likelihood, own) if shared else posterior.ood_score(x, own, mask=mask)  # type: ignore[arg-type]
