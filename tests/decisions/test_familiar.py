@@ -88,6 +88,16 @@ def test_residual_is_the_length_outside_of_the_leading_half_of_the_directions(n:
     torch.testing.assert_close(result, wanted.clamp_min(1e-7**0.5), rtol=0, atol=1e-5)
 
 
+def test_principal_directions_of_wide_features_are_those_of_some_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    features = nn.functional.normalize(randn(90, 12, generator=seeded()))
+    every, some = (Familiar("2", part, torch.zeros(1, dtype=torch.int64)) for part in (features, features[::9]))
+    new = randn(5, 12, generator=seeded(1))
+    assert not torch.allclose(every.residual(new), some.residual(new))
+    monkeypatch.setattr(familiar, "_MOST_DIRECTIONS", 10)
+    again = Familiar("2", features, torch.zeros(1, dtype=torch.int64))
+    torch.testing.assert_close(again.residual(new), some.residual(new))
+
+
 def test_residual_tells_features_in_directions_that_training_never_had() -> None:
     plane = torch.cat([randn(200, 3, generator=seeded()), torch.zeros(200, 3)], 1)
     found = Familiar("2", nn.functional.normalize(plane), torch.zeros(1, dtype=torch.int64))

@@ -26,6 +26,7 @@ from nullbayes.linalg.spectral import eigh
 NEIGHBOURS = (1, 10, 50)
 _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
 _MOST_COLUMNS = 1024  # of a table
+_MOST_DIRECTIONS = 2048  # of wider features, so many examples tell the principal directions
 _CHANCE = 0.05  # of the inputs may be training inputs without a warning
 _SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
@@ -86,21 +87,23 @@ class Familiar:
         features vary, the leading ones.
         """
         mean, leading = self._principal
-        centred = normalize(features.to(self.features)).double() - mean
+        centred = normalize(features.to(self.features)) - mean
         squares = centred.square().sum(1) - (centred @ leading).square().sum(1)
-        return squares.clamp_min(_ROUNDING).log() / 2.0
+        return squares.double().clamp_min(_ROUNDING).log() / 2.0
 
     @cached_property
     def _principal(self) -> tuple[Tensor, Tensor]:  # (d,), (d, k)
-        """The mean of the remembered features, and their principal directions."""
-        known = self.features.double()
+        """The mean of the remembered features, and their principal directions, found in float64."""
+        step = -(-len(self.features) // _MOST_DIRECTIONS) if self.features.shape[1] > _MOST_DIRECTIONS else 1
+        known = self.features[::step].double()
         mean = known.mean(0)
         centred = known - mean
         few = len(centred) < centred.shape[1]  # whichever side is shorter
         values, vectors = eigh(centred @ centred.T if few else centred.T @ centred)
         rank = int((values > _ROUNDING * values[-1].clamp_min(_ROUNDING)).sum())
         leading = vectors[:, len(values) - rank // 2 :]
-        return mean, normalize(centred.T @ leading, dim=0) if few else leading
+        leading = normalize(centred.T @ leading, dim=0) if few else leading
+        return mean.to(self.features), leading.to(self.features)
 
     @property
     def repeated(self) -> float:
