@@ -18,7 +18,7 @@ from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 OF_NETWORK = ("max_probability", "max_logit", "energy", "generalized_entropy", "entropy")  # that need no samples
 SCORES = (
-    "generalized_entropy", "max_variance", "sum_variance", "max_prob_variance", "entropy", "mutual_information",
+    "entropy", "max_variance", "sum_variance", "max_prob_variance", "generalized_entropy", "mutual_information",
     "energy", "max_logit", "max_probability",
 )  # fmt: skip
 
