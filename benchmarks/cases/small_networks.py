@@ -1,7 +1,7 @@
 """On small networks the default score is nowhere far below the largest probability, and calibrated it beats detectors.
 
-Tables, series, sets of points, images and tokens (``benchmarks/small.py``), each with several sets of strangers of
-kinds that ``calibrate`` does not make itself. Both posteriors are fitted with defaults. Figures are AUROCs between test
+Tables, series, sets of points and tokens (``benchmarks/small.py``), each with several sets of strangers of kinds that
+``calibrate`` does not make itself. Both posteriors are fitted with defaults. Figures are AUROCs between test
 data and strangers, means over strangers and seeds:
 
 - ``MSP``: the network's largest probability;

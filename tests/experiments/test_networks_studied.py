@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from nullbayes.experiments import find, residual, sentences
+from nullbayes.experiments import find, networks, residual, sentences
 from nullbayes.experiments.adapters import LowRank, tune_adapters, with_adapters
 from nullbayes.experiments.frame import Missing, Settings, Store
 from nullbayes.experiments.networks import ResNet
@@ -196,3 +196,17 @@ def test_estimate_is_less_for_a_quick_run_and_grows_with_the_seeds(name: str, qu
     assert 1.4 * one.seconds < three.seconds <= 3 * one.seconds
     assert experiment.estimate(Settings(quick=quick, device=gpu)).seconds <= three.seconds
     assert experiment.estimate(Settings(quick=True)).seconds < experiment.estimate(Settings()).seconds
+
+
+def test_a_cropped_image_is_a_window_of_it_or_of_its_mirror_image_with_zeros_around() -> None:
+    images = 1.0 + torch.arange(200 * 3 * 8 * 6, dtype=torch.float32).view(200, 3, 8, 6)
+    torch.manual_seed(0)
+    places = []
+    for image, found in zip(images, networks._cropped(images), strict=True):
+        wide = [torch.nn.functional.pad(side, (4, 4, 4, 4)) for side in (image, image.flip(2))]
+        windows = {(m, i, j): wide[m][:, i : i + 8, j : j + 6] for m in (0, 1) for i in range(9) for j in range(9)}
+        places += [place for place, window in windows.items() if torch.equal(window, found)]
+    assert len(places) == len(images)
+    mirrored, top, left = (set(each) for each in zip(*places, strict=True))
+    assert mirrored == {0, 1}
+    assert top == left == set(range(9))

@@ -26,7 +26,7 @@ from nullbayes.linalg.spectral import eigh
 NEIGHBOURS = (1, 10, 50)
 _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
 _MOST_COLUMNS = 1024  # of a table
-_MOST_DIRECTIONS = 2048  # of wider features, so many examples tell the principal directions
+_MOST_DIRECTIONS = 2048  # examples from which the principal directions of wider features are found
 _CHANCE = 0.05  # of the inputs may be training inputs without a warning
 _SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
@@ -81,10 +81,10 @@ class Familiar:
         return torch.cat(found).clamp_min(_ROUNDING).log() / 2.0
 
     def residual(self, features: Tensor) -> Tensor:  # (n, d) -> (n,)
-        """Return the logarithm of the length of the features outside of the principal directions of those remembered.
+        """Return the logarithm of the distance of the features to the principal directions of the remembered ones.
 
-        Features are scaled to length one before. The principal directions are half of those in which the remembered
-        features vary, the leading ones.
+        Features are scaled to length one before. Of all directions in which the remembered features vary, the half in
+        which they vary most counts as principal (Wang et al. 2022).
         """
         mean, leading = self._principal
         centred = normalize(features.to(self.features)) - mean
@@ -98,7 +98,7 @@ class Familiar:
         known = self.features[::step].double()
         mean = known.mean(0)
         centred = known - mean
-        few = len(centred) < centred.shape[1]  # whichever side is shorter
+        few = len(centred) < centred.shape[1]  # then the matrix of the examples is the smaller one
         values, vectors = eigh(centred @ centred.T if few else centred.T @ centred)
         rank = int((values > _ROUNDING * values[-1].clamp_min(_ROUNDING)).sum())
         leading = vectors[:, len(values) - rank // 2 :]
