@@ -1,4 +1,4 @@
-"""After ``calibrate``, the default score is within 0.01 of the best detector on every network, and the best on average.
+"""After ``calibrate``, the default is within 0.01 of the best detector on each network of a run, and best on average.
 
 Networks of several kinds, each with data sets that it never saw. Every method is fitted to the same network and judged
 by the AUROC between test data and strangers:
