@@ -184,7 +184,7 @@ def describe(record: dict[str, Any]) -> str:
             lines += [title, *(f"  {name:<42} {_show(value)}" for name, value in record[title].items())]
     lines += record["notes"]
     kinds = [text.partition(":")[0] for text in record["warnings"]]
-    lines += [f"{kind}: {kinds.count(kind)} (the JSON holds what they say)" for kind in dict.fromkeys(kinds)]
+    lines += [f"{kind}: {kinds.count(kind)} (--json FILE holds what they say)" for kind in dict.fromkeys(kinds)]
     verdict = {True: ["The claim held in this run."], False: ["The claim did NOT hold in this run."], None: []}
     return "\n".join([*lines, *verdict[record["holds"]]])
 

@@ -68,6 +68,11 @@ def double_is_fast(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) in _FAST_DOUBLE
 
 
+def half_is_fast(device: torch.device) -> bool:
+    """Return whether a device multiplies matrices of halves several times as fast as others, and adds in float32."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Rates:
     """What a device does per second. The ratios decide between methods; the plan's seconds follow from all of them."""
@@ -87,7 +92,7 @@ _CPU = Rates(single=1.5e11, double=0.75e11, narrow=1.5e11, bandwidth=2e10, trans
 _ONE_THREAD = Rates(
     single=0.75e11, double=0.375e11, narrow=0.75e11, bandwidth=1e10, transfer=1e10, formed=0.5e9, chunk=6e-3
 )
-_CUDA = Rates(single=4.5e13, double=4e13, narrow=3e14, bandwidth=3e12, transfer=2e10, formed=2e10, chunk=4e-2)
+_CUDA = Rates(single=4.5e13, double=4e13, narrow=6e14, bandwidth=3e12, transfer=2e10, formed=2e10, chunk=4e-2)
 _CUDA_SINGLE = Rates(  # cards whose float64 is slow
     single=2e13, double=4e11, narrow=6e13, bandwidth=8e11, transfer=1e10, formed=1e10, chunk=4e-2
 )
@@ -103,6 +108,12 @@ def rates_of(device: torch.device) -> Rates:
 def tile_rows(device: torch.device, working_bytes: int) -> int:
     """Return the rows of a tile of a Gram matrix, such that three float64 tiles fill half of the working bytes."""
     return max(1, min(limits(device).tile_rows, math.isqrt(working_bytes // 48)))
+
+
+def compact_tile_rows(n_rows: int, device: torch.device, working_bytes: int) -> int:
+    """Return the rows of a tile of a Gram matrix whose rows are computed for each tile: more, to compute them less."""
+    least = tile_rows(device, working_bytes)
+    return min(max(least, n_rows // 6), math.isqrt(working_bytes // 16), 4 * least)
 
 
 def panel_columns(size: int, device: torch.device) -> int:
@@ -215,6 +226,8 @@ class RowCosts:
         room = working_bytes // 4 if formed else working_bytes
         tile = min(block_rows, tile_rows(self.device, room))
         gram = min(room, 16 * tile**2 + min(room // 2, 16 * tile * self.numbers_per_row))
+        if self.storage == "factors":
+            gram = room  # larger tiles, and as many columns at a time as there is room for
         products = min(room, int(block_rows * max(piece.product_bytes(n_vectors) for piece in self.pieces)))
         block = block_rows // self.rows_per_example
         if formed:
@@ -248,8 +261,10 @@ def pushed_bytes(example_bytes: int, rows_per_example: int) -> int:
 
 def panel_bytes(size: int, dtype: torch.dtype, device: torch.device) -> int:
     """Return the temporary bytes of a Cholesky factorization in place."""
-    panel = panel_columns(size, device)
-    return (size * panel + 3 * panel**2) * dtype.itemsize
+    panel, copies = panel_columns(size, device), 1
+    if dtype == torch.float32 and half_is_fast(device):
+        copies = 4  # scaled, and split twice
+    return (copies * size * panel + 3 * panel**2) * dtype.itemsize
 
 
 def normal_bytes(n_columns: int, device: torch.device) -> int:

@@ -10,6 +10,7 @@ import nullbayes as nb
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.linalg.held import HeldRows
 from nullbayes.projectors import Alternating, Krylov, Outcome
+from support.drawing import randn
 from support.projector_table import (
     CASES,
     PROJECTORS,
@@ -103,3 +104,21 @@ def test_tolerance_that_halved_rows_cannot_meet_is_reported_as_missed(name: str,
     reference = compared_with(name, matrix, noise)
     torch.testing.assert_close(projection.info.residual * reference, after, rtol=1e-2, atol=0)
     assert (after > 1e-6 * before).all()
+
+
+@pytest.mark.parametrize("gram_dtype", [None, torch.float32], ids=str)
+@pytest.mark.parametrize("rtol", [1e-3, 1e-2])
+@pytest.mark.parametrize("rank", [1, 20, 50])
+def test_many_rows_with_few_directions_leave_the_null_space_as_it_is(
+    rank: int, rtol: float, gram_dtype: torch.dtype | None
+) -> None:
+    """The residual does not see the null space, and the largest eigenvalue is a million times the shift."""
+    generator = torch.Generator().manual_seed(0)
+    left, right = (randn(*shape, generator=generator) for shape in ((10_000, rank), (rank, 600)))
+    matrix, noise = left @ right, randn(3, 600, generator=generator)
+    projector = Krylov(Alternating(block_rows=10_000, gram_dtype=gram_dtype), rtol=rtol)
+    found = projector.apply(projector.prepare(nb.DenseRows(matrix)), noise)
+    basis = torch.linalg.qr(right.double().T)[0]
+    inside, wide = noise.double() - (noise.double() @ basis) @ basis.T, found.directions.double()
+    outside = (wide @ basis) @ basis.T
+    torch.testing.assert_close(wide - outside, inside, rtol=0, atol=1e-4)

@@ -9,7 +9,7 @@ from the factors, without the network.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Self
 
@@ -21,6 +21,11 @@ from nullbayes.linalg.pieces import DensePiece, Factors, Piece, cross_product, s
 from nullbayes.precision import tensor_float32
 
 _VECTORS = 30  # that the entries of a product are shared by, in estimates of its cost
+
+
+def _preconditioning(dtype: torch.dtype) -> AbstractContextManager[None]:
+    """Allow products of ten bits for a Gram matrix in float32: its factor is a preconditioner."""
+    return tensor_float32() if dtype == torch.float32 else nullcontext()
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class SumPiece(Piece):
         for start in range(0, out, step):
             pairs = zip(left._entries(start, start + step), right._entries(start, start + step), strict=True)
             for mine, theirs in pairs:
-                with tensor_float32() if dtype == torch.float32 else nullcontext():  # it is then a preconditioner
+                with _preconditioning(dtype):
                     total += cross_product(mine.matrix, theirs.matrix, dtype, working_bytes)
         return total
 
@@ -176,7 +181,8 @@ class TablePiece(Piece):
         step = max(1, working_bytes // max(1, 2 * dtype.itemsize * outputs**2 * m * pairs))
         for start in range(0, n, step):
             mine, tokens = self.gradients[start : start + step], self.chosen[start : start + step]
-            similar = mine.reshape(-1, width).to(dtype) @ theirs.T
+            with _preconditioning(dtype):
+                similar = mine.reshape(-1, width).to(dtype) @ theirs.T
             similar = similar.view(len(mine), outputs, positions, m, outputs, -1)
             same = tokens[:, :, None, None] == other.chosen  # (n, T, m, T')
             total[start : start + step] = similar.mul_(same[:, None, :, :, None, :]).sum(dim=(2, 5))

@@ -14,7 +14,7 @@ of the condition number, as much as the factor itself has lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,7 +22,10 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import NullBayesError
-from nullbayes.limits import panel_columns
+from nullbayes.limits import half_is_fast, panel_columns
+from nullbayes.linalg.halves import add_product, split
+
+_TRAPEZOID = 2  # panels of a Cholesky factor per trapezoid of what is left to update
 
 
 def relative_cutoff(size: int, rows_dtype: torch.dtype, gram_dtype: torch.dtype = torch.float64) -> float:
@@ -174,7 +177,7 @@ def factor_shifted(
         gram, scale = _equilibrate(form(), spared)
         shift = max(shift, least_shift(len(gram), rows_dtype, gram.dtype))
         gram.diagonal().add_(shift)
-        if cholesky_(gram):
+        if cholesky_(gram, by_halves=gram.dtype == torch.float32 and half_is_fast(gram.device)):
             return CholeskyFactor(scale, gram, None, shift)
         shift *= 4.0
 
@@ -245,28 +248,56 @@ def _start_vectors(like: Tensor) -> Tensor:  # (m, m) -> (4, m)
     return drawn.to(like.device, like.dtype).T.contiguous()
 
 
-def cholesky_(matrix: Tensor) -> bool:
+def cholesky_(matrix: Tensor, *, by_halves: bool = False) -> bool:
     """Overwrite a symmetric matrix by its Cholesky factor, for :func:`cholesky_solve`; only its lower triangle is read.
 
     Diagonal blocks hold the inverse of the factor's own, and what lies above them means nothing. Returns False, with
-    the matrix spoiled, if it is not positive definite in its own precision.
+    the matrix spoiled, if it is not positive definite in its own precision. ``by_halves`` is for float32 matrices: all
+    but the diagonal blocks, which are factored in float64, is then computed by products of halves.
     """
     edges = _edges(matrix)
+    update = _halves_update(matrix) if by_halves else _update
     for start, stop in pairwise(edges):
-        corner, info = torch.linalg.cholesky_ex(matrix[start:stop, start:stop])
+        corner = matrix[start:stop, start:stop]
+        corner, info = torch.linalg.cholesky_ex(corner.double() if by_halves else corner)
         if int(info) != 0:
             return False
-        eye = torch.eye(stop - start, dtype=matrix.dtype, device=matrix.device)
-        inverse = torch.linalg.solve_triangular(corner, eye, upper=False)
+        eye = torch.eye(stop - start, dtype=corner.dtype, device=matrix.device)
+        inverse = torch.linalg.solve_triangular(corner, eye, upper=False).to(matrix.dtype)
         matrix[start:stop, start:stop] = inverse
         below = matrix[stop:, start:stop]
         below.copy_(below @ inverse.mT)
-        for left, right in pairwise(edges[edges.index(stop) :: 2] + edges[-1:]):  # trapezoids of what is left
-            if left < right:
-                matrix[left:, left:right].addmm_(
-                    matrix[left:, start:stop], matrix[left:right, start:stop].mT, alpha=-1.0
-                )
+        trapezoids = pairwise(edges[edges.index(stop) :: _TRAPEZOID] + edges[-1:])
+        update(matrix[stop:, stop:], below, [(left - stop, right - stop) for left, right in trapezoids if left < right])
     return True
+
+
+_Cuts = Sequence[tuple[int, int]]
+
+
+def _update(rest: Tensor, below: Tensor, cuts: _Cuts) -> None:
+    """Subtract ``below @ below.T`` from the lower triangle of what is left of a matrix."""
+    for left, right in cuts:
+        rest[left:, left:right].addmm_(below[left:], below[left:right].mT, alpha=-1.0)
+
+
+def _halves_update(matrix: Tensor) -> Callable[[Tensor, Tensor, _Cuts], None]:
+    """Return the same by products of halves."""
+    # no entry of the factor is larger than the root of the largest of the diagonal
+    scale = 2.0 ** math.floor(
+        10.0 - 0.5 * math.log2(max(float(matrix.diagonal().max()), torch.finfo(matrix.dtype).tiny))
+    )
+
+    def update(rest: Tensor, below: Tensor, cuts: _Cuts) -> None:
+        if not cuts:
+            return
+        lefts, rights = (split(scale * below.T, right=right) for right in (False, True))
+        for left, right in cuts:
+            add_product(
+                rest[left:, left:right], lefts[:, :, left : len(below)], rights[:, :, left:right], alpha=-(scale**-2)
+            )
+
+    return update
 
 
 def cholesky_solve(factor: Tensor, vectors: Tensor) -> Tensor:  # (m, m), (S, m) -> (S, m)

@@ -16,6 +16,8 @@ from nullbayes.limits import (
     Rates,
     RowCosts,
     Storage,
+    compact_tile_rows,
+    half_is_fast,
     normal_bytes,
     panel_bytes,
     rates_of,
@@ -25,7 +27,7 @@ from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.alternating import Alternating
 from nullbayes.projectors.base import Projector
 from nullbayes.projectors.direct import Direct, ExactDual, ExactPrimal
-from nullbayes.projectors.krylov import Krylov
+from nullbayes.projectors.krylov import Krylov, expected_sweeps
 from nullbayes.projectors.plan import Plan
 from nullbayes.projectors.sketched import EXACT_RTOL, Sketched, combinations
 from nullbayes.projectors.sweep import gram_precision
@@ -33,6 +35,8 @@ from nullbayes.projectors.sweep import gram_precision
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
 _HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
 _OUTPUTS, _MANY = 3, 5_000  # rows per example, and rows, from which a part of them may be a good preconditioner
+_PRODUCTS = 3.0  # of halves for one of split numbers
+_SPLIT = 6.0  # seconds of products of split numbers over those of halves: three products, sums and copies
 _NARROW = 1.4  # `narrowness` of products with all rows in turn, without the solves of blocks in between
 _SKETCH_SWEEPS, _SKETCH_PRODUCTS = 36.0, 0.65  # to 1e-2 (LeNet, 2,000 images: 37); over products with all rows
 _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # to consider
@@ -145,20 +149,6 @@ def _storages(costs: RowCosts, rtol: float, host_limit: int) -> list[Storage]:
     if costs.device.type == "cuda" and costs.full_bytes <= host_limit:
         options.append("host")
     return [*options, "recompute", "matrix_free"]
-
-
-def _sweeps(n_blocks: int, rtol: float) -> float:
-    """Return how many sweeps conjugate gradients are likely to need.
-
-    Measured on rows of LeNet (400 to 2,000 images) and ResNet-20 (15,000), to residuals of 1e-2 and 1.5e-3:
-
-    ======  ===  ========  ========  ===  =====
-    blocks  1    2         3         10   60
-    sweeps  4    26 to 45  44 to 86  170  280
-    ======  ===  ========  ========  ===  =====
-    """
-    n = float(n_blocks)
-    return 6.0 if n == 1 else min(25.0 * n**0.8, 80.0 * n**0.3) * (1e-2 / rtol) ** 0.75
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,13 +271,14 @@ class _CostModel:
         """Return conjugate gradients over ``n`` blocks of rows in each process."""
         costs, rates, r = self.costs, self.rates, self.costs.n_rows
         block = min(r, -(-r // (n * costs.rows_per_example)) * costs.rows_per_example)
-        sweeps, half = _sweeps(n * costs.processes, self.rtol), costs.storage == "half"
+        sweeps, half = expected_sweeps(n * costs.processes, self.rtol), costs.storage == "half"
         if costs.storage == "factors":  # a Gram matrix of as many bits will do
             half = costs.dtype == torch.float32 and self.rtol >= _HALF_RTOL
         precision = torch.float32 if half else gram_precision(costs.dtype, costs.device, block)
         factor_rate = rates.double if precision == torch.float64 else rates.single
         factors = r * block * precision.itemsize
         gram, cholesky = r * block * costs.gram_flops / 2, r * block**2 / 3.0
+        by_halves = precision == torch.float32 and half_is_fast(costs.device)
         tile = min(block, tile_rows(costs.device, costs.working_bytes))
         what = f"blocks of {block:,} rows" if n * costs.processes > 1 else "one block: the direct method, refined"
         return _Method(
@@ -301,8 +292,9 @@ class _CostModel:
             block_rows=block,
             matrix_bytes=factors,
             factoring_bytes=panel_bytes(block, precision, costs.device),
-            prepare_flops=gram + cholesky,
-            prepare_seconds=gram / (rates.narrow if half else factor_rate) + cholesky / factor_rate,
+            prepare_flops=gram + (_PRODUCTS * cholesky if by_halves else cholesky),
+            prepare_seconds=gram / (rates.narrow if half else factor_rate)
+            + (_SPLIT * cholesky / rates.narrow if by_halves else cholesky / factor_rate),
             sweeps=sweeps,
             solve_flops=2.0 * r * block * self.n_samples + r * tile * costs.gram_flops / 2,
             solve_seconds=max(4.0 * r * block * self.n_samples / factor_rate, 2.0 * factors / rates.bandwidth),
@@ -346,6 +338,8 @@ class _CostModel:
             seconds += forming  # the final residual
         elif costs.storage == "factors":
             sweep += 6.0 * costs.full_bytes / rates.bandwidth  # entries are written and read, for both products
+            tiles = -(-block // compact_tile_rows(block, costs.device, working))
+            seconds += tiles * 3.0 * costs.full_bytes / rates.bandwidth  # and again for the tiles of a Gram matrix
         elif costs.storage == "host":
             sweep += costs.full_bytes / rates.transfer
         elif costs.storage == "recompute":
@@ -386,15 +380,14 @@ class _CostModel:
         Three phases follow each other: rows are formed; matrices are summed, then factored; vectors are projected.
         """
         costs, vectors, spare = self.costs, _vector_bytes(self.costs, self.n_samples), method.factoring_bytes
-        lasting = costs.device_bytes + method.matrix_bytes
-        if costs.storage == "host":
-            lasting += method.block_rows * self._row_bytes
-        most = lasting + max(vectors, spare)
-        least = costs.least_working_bytes(self.n_samples)
+        on_host = method.block_rows * self._row_bytes if costs.storage == "host" else 0
+        lasting = costs.device_bytes + method.matrix_bytes + on_host
+        most, least = lasting + max(vectors, spare), costs.least_working_bytes(self.n_samples)
         room = self.memory_limit - most
         if room < least:
             return most + least, least
-        working = room if costs.storage == "recompute" else min(room, costs.working_bytes)
+        share = self.memory_limit // 8 if costs.device.type == "cuda" else 0  # large chunks keep a GPU busy
+        working = room if costs.storage == "recompute" else min(room, max(costs.working_bytes, share))
         gram, products = costs.transient_bytes(working, method.block_rows, self.n_samples)
         forming = costs.device_bytes + costs.forming_bytes(working)
         return max(forming, lasting + spare, lasting + gram, lasting + vectors + products), working

@@ -1,0 +1,116 @@
+"""Gram matrices of compact pieces from entries of eleven bits, in every mixture of pieces."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from nullbayes.linalg import held
+from nullbayes.linalg.compact import SumPiece
+from nullbayes.linalg.compact_gram import compact_gram
+from nullbayes.linalg.pieces import DensePiece, Piece
+from support.layouts import MIXTURES, Layout, gaussian, layout
+
+every_mixture = pytest.mark.parametrize("kind", MIXTURES)
+
+
+def assert_same(found: Layout, working_bytes: int = 2**28) -> None:
+    """Compare with the Gram matrix in float64: entries of eleven bits move each row by at most 1e-3 of its length."""
+    rows = found.rows()
+    gram = compact_gram(rows.pieces, rows.n_rows, rows.rows_per_example, working_bytes)
+    assert gram.dtype == torch.float32
+    expected = rows.gram(torch.float64)
+    lengths = expected.diagonal().sqrt()
+    assert ((gram.double() - expected).abs() <= 2e-3 * lengths * lengths[:, None]).all()
+
+
+@pytest.mark.parametrize("order", range(3))
+@pytest.mark.parametrize("outputs", [1, 3])
+@every_mixture
+def test_matrix_matches_that_in_float64(kind: str, outputs: int, order: int) -> None:
+    assert_same(layout(kind, outputs=outputs, order=order, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("working_bytes", [1, 700, 3000])
+@every_mixture
+def test_tiles_and_columns_can_be_few_at_a_time(kind: str, working_bytes: int) -> None:
+    assert_same(layout(kind, n=9, dtype=torch.float32), working_bytes)
+
+
+@pytest.mark.parametrize("size", [1e-15, 1e-5, 1e5, 1e15])
+@every_mixture
+def test_rows_too_long_or_short_for_halves_are_scaled(kind: str, size: float) -> None:
+    found = layout(kind, dtype=torch.float32)
+    for piece in found.pieces:
+        gradients = piece.tensors()[-1]
+        gradients[::2] *= size  # beside others that are as they were
+    assert_same(found)
+
+
+def written_out(*pieces: Piece) -> Layout:
+    entries = torch.zeros(16, 20)
+    for piece in pieces:
+        piece.put_dense(entries)
+    return Layout(list(pieces), entries.double(), 8, 2, torch.float32)
+
+
+@pytest.mark.parametrize("bias", [None, 12])
+@pytest.mark.parametrize("size", [1e-20, 1e-10, 1e10])
+def test_inputs_too_large_or_small_for_halves_are_scaled(size: float, bias: int | None) -> None:
+    inputs, gradients = gaussian(8, 5, 4, dtype=torch.float32), gaussian(8, 2, 3, 5, seed=1, dtype=torch.float32)
+    inputs[::3] *= size
+    assert_same(written_out(SumPiece(inputs, gradients, 0, bias)))
+
+
+def test_inputs_of_zeros_do_not_set_the_scale() -> None:
+    gradients = 1e8 * gaussian(8, 2, 3, 5, seed=1, dtype=torch.float32)
+    entries = DensePiece(1e-3 * gaussian(16, 8, dtype=torch.float32), 12)
+    assert_same(written_out(SumPiece(torch.zeros(8, 5, 4), gradients, 0, None), entries))
+
+
+@pytest.mark.parametrize("inputs", [1.0, 1e8])
+@pytest.mark.parametrize("size", [1e-45, 1e-42, 1e-39, 2e-38, 1e-37, 1e-33, 1e-29])
+def test_rows_that_are_almost_zero_do_no_harm(size: float, inputs: float) -> None:
+    """Such as those of losses that are as good as zero: in float32, their squares are."""
+    gradients = gaussian(8, 2, 3, 5, seed=1, dtype=torch.float32)
+    gradients[2] *= size
+    found = written_out(SumPiece(inputs * gaussian(8, 5, 4, dtype=torch.float32), gradients, 0, 12))
+    gram = compact_gram(found.pieces, 16, 2, 2**28).double()
+    assert torch.isfinite(gram).all()
+    others = [i for i in range(16) if i not in (4, 5)]
+    expected = (found.matrix @ found.matrix.T)[others][:, others]
+    lengths = expected.diagonal().sqrt()
+    assert ((gram[others][:, others] - expected).abs() <= 2e-3 * lengths * lengths[:, None]).all()
+
+
+def test_rows_of_zeros_stay_zero() -> None:
+    piece = SumPiece(torch.zeros(3, 2, 4), torch.zeros(3, 2, 3, 2), 0, 12)
+    assert not compact_gram([piece], 6, 2, 2**20).any()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_so(bad: float) -> None:
+    """The factorization then names it."""
+    gradients = gaussian(3, 2, 3, 2, dtype=torch.float32)
+    gradients[1, 0, 0, 0] = bad
+    gram = compact_gram([SumPiece(gaussian(3, 2, 4, dtype=torch.float32), gradients, 0, 12)], 6, 2, 2**20)
+    assert not torch.isfinite(gram.diagonal()[2])
+    assert torch.isfinite(gram.diagonal()[[0, 1, 3, 4, 5]]).all()
+
+
+def test_blocks_take_it_in_float32_where_halves_are_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def seen(*args: object) -> Tensor:
+        calls.append(1)
+        return compact_gram(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(held, "compact_gram", seen)
+    for fast in (False, True):
+        monkeypatch.setattr(held, "half_is_fast", lambda _, fast=fast: fast)
+        for kind, dtype in (
+            ("entries", torch.float32),
+            ("several positions", torch.float64),
+            ("several positions", torch.float32),
+        ):
+            layout(kind, dtype=torch.float32).rows().block(0, 21).gram(dtype)
+    assert calls == [1]
