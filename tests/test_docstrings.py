@@ -97,6 +97,7 @@ def test_public_name_is_documented(name: str) -> None:
     assert not missing(name, NAMES[name])
 
 
+@pytest.mark.cpu  # what the examples print is for the CPU
 @pytest.mark.parametrize("name", POSTERIOR_METHODS)
 def test_example_of_a_method_runs(name: str) -> None:
     """Doctests of modules leave decorated functions out."""

@@ -19,6 +19,7 @@ from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.held import HeldRows
+from support.drawing import randn
 from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, REGRESSION, Task, gauss_newton, jacobian
 
 X_NEW = MLP.inputs(6, torch.Generator().manual_seed(11))
@@ -202,7 +203,7 @@ class Words(torch.nn.Module):
 @pytest.mark.parametrize("kind", [LanczosLaplace, LocalEnsemble, SketchedLanczos])
 def test_products_without_rows_find_the_same_as_products_with_rows(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(9, 4, 3, generator=generator, dtype=torch.float64)
+    x = randn(9, 4, 3, generator=generator, dtype=torch.float64)
     y, chosen = torch.arange(9), list[str]()
     stored = JacobianRows.stored
     monkeypatch.setattr(JacobianRows, "stored", lambda rows, how: (chosen.append(how), stored(rows, how))[1])
@@ -246,7 +247,7 @@ def test_sketched_lanczos_counts_two_products_for_each_vector(
 ) -> None:
     stored, chosen = JacobianRows.stored, list[str]()
     monkeypatch.setattr(JacobianRows, "stored", lambda rows, how: (chosen.append(how), stored(rows, how))[1])
-    x = torch.randn(9, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = randn(9, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     posterior = SketchedLanczos(Words().double().eval(), memory_budget=20, rank=rank)
     posterior.fit([(x, torch.arange(9))], 5, progress=False)
     assert chosen == [wanted]  # 12 outputs take as long as 18 vectors

@@ -144,17 +144,18 @@ def squares(n: int, seed: int) -> tuple[Tensor, Tensor]:
 def test_positions_are_judged_by_the_score_that_tells_strangers() -> None:
     """Entropies of this network are blind to bright patches, of which it is certain, and the variance is not."""
     x, y = squares(100, 0)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
+    with torch.random.fork_rng(), torch.device("cpu"):  # the same network on every device
+        torch.manual_seed(1)
         model = nn.Sequential(
             nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1), nn.ReLU(),
             nn.Conv2d(6, 2, 1),
-        ).to(x.device)  # fmt: skip
-        optimizer = torch.optim.Adam(model.parameters(), 0.01)
-        for _ in range(100):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
+        )  # fmt: skip
+    model = model.to(x.device)
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    for _ in range(100):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
     posterior = nb.ProjectedPosterior(model.eval()).fit(x, y, 10, generator=seeded(0), progress=False)
     new, flagged = squares(100, 2)[0], {}
     patched = new.clone()
@@ -163,6 +164,7 @@ def test_positions_are_judged_by_the_score_that_tells_strangers() -> None:
         posterior.calibrate(*squares(300, 1), kind=kind)
         flagged[kind] = posterior.is_ood(patched, per="position")[:, 3:5, 3:5].double().mean()
         assert posterior.is_ood(new, per="position").double().mean() < 0.12
+        assert posterior.calibration.position_kind == (kind or "max_variance")
     assert flagged[None] > 0.6
     assert flagged["entropy"] < 0.5 * flagged[None]
 

@@ -56,7 +56,7 @@ def test_a_repeated_token_is_one_of_the_same_example() -> None:
 
 def test_padding_and_the_ends_of_sentences_stay() -> None:
     mask = (torch.arange(8) < torch.tensor([4, 6, 8]).repeat(20)[:, None]).long()
-    ids = tokens().cpu() * mask
+    ids = tokens() * mask
     x = {"input_ids": ids, "attention_mask": mask}
     ends = (mask == 0) | (torch.arange(8) == 0) | (torch.arange(8) == mask.sum(1, keepdim=True) - 1)
     found = made(x)

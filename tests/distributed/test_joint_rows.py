@@ -10,8 +10,8 @@ import torch
 
 import nullbayes as nb
 from nullbayes.testing import kernel_projector
-from support.joint_work import MATRICES, ROUGH, everything, noise_for, solve, tall
-from support.projector_table import CASES, PROJECTORS, stalls
+from support.joint_work import CASES, MATRICES, ROUGH, everything, noise_for, solve, tall
+from support.projector_table import PROJECTORS, stalls
 from support.together import together
 
 ALONE = "Sketched"  # which works in one process

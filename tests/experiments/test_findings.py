@@ -11,6 +11,7 @@ import nullbayes as nb
 from nullbayes.experiments import paper
 from nullbayes.experiments.findings import findings
 from nullbayes.experiments.gathering import Gathered
+from support.drawing import rand, randn
 
 
 def made_up(ece: float = 0.02, accuracy: float = 0.9, auroc: float = 0.95, seeds: int = 2) -> Gathered:
@@ -62,8 +63,8 @@ def test_verdicts_follow_the_figures() -> None:
 def test_bound_on_calibration_errors_holds_for_any_predictions_and_not_for_table_1(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     for sharpness in (0.3, 3.0, 30.0):
-        probs = (sharpness * torch.randn(200, 10, generator=generator)).softmax(1)
-        y = torch.where(torch.rand(200, generator=generator) < 0.9, probs.argmax(1), 0)
+        probs = (sharpness * randn(200, 10, generator=generator)).softmax(1)
+        y = torch.where(rand(200, generator=generator) < 0.9, probs.argmax(1), 0)
         familiar = nb.metrics.confidence(probs), nb.metrics.accuracy(probs, y)
         for metric in ("ece", "brier"):
             bound = paper.bound(*familiar, metric)

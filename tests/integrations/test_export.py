@@ -20,8 +20,8 @@ pytestmark = [
 ]
 
 GENERATOR = torch.Generator().manual_seed(0)
-IMAGES, POINTS = torch.randn(40, 1, 6, 6, generator=GENERATOR), torch.randn(40, 4, generator=GENERATOR)
-SEQUENCES = torch.randn(40, 5, 4, generator=GENERATOR)
+IMAGES, POINTS = (torch.randn(40, *shape, generator=GENERATOR, device="cpu") for shape in ((1, 6, 6), (4,)))
+SEQUENCES = torch.randn(40, 5, 4, generator=GENERATOR, device="cpu")
 
 
 class TwoInputs(nn.Module):
@@ -64,7 +64,7 @@ def taken(x: Any, start: int, stop: int) -> Any:
 
 def fitted(model: nn.Module, x: Any, kind: str = "classification", n_samples: int = 5) -> Any:
     """A posterior with another temperature and precision than the default, fitted to the first three inputs."""
-    y = torch.arange(3) if kind == "classification" else torch.randn(3, 3, generator=GENERATOR)
+    y = torch.arange(3) if kind == "classification" else torch.randn(3, 3, generator=GENERATOR, device="cpu")
     posterior = nb.ProjectedPosterior(model, kind, prior_precision=2.0)
     posterior.fit([(taken(x, 0, 3), y)], n_samples, progress=False)
     if kind == "classification":

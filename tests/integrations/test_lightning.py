@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]  # Lightnin
 
 from nullbayes.integrations.lightning import PosteriorCallback  # noqa: E402 - after the package is known to be there
 
-X = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
+X = torch.randn(120, 4, generator=torch.Generator().manual_seed(0), device="cpu")
 Y = X[:, :3].argmax(1)
 
 

@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::nullbayes.errors.NullBayesWarning"),  # the networks are not trained
 ]
 
-X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+X = torch.randn(60, 4, generator=torch.Generator().manual_seed(0), device="cpu")
 
 
 def test_metrics_of_classes_take_probabilities_batch_by_batch() -> None:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.cpu, pytest.mark.filterwarnings("ignore")]  # of the T
 from nullbayes.integrations.transformers import PosteriorCallback  # noqa: E402 - after the packages are known to be there
 
 GENERATOR = torch.Generator().manual_seed(0)
-IDS = torch.randint(5, 30, (100, 6), generator=GENERATOR)
+IDS = torch.randint(5, 30, (100, 6), generator=GENERATOR, device="cpu")
 MASK = torch.ones_like(IDS)
 MASK[::3, 4:] = 0
 LABELS = IDS[:, 0] % 2

@@ -29,9 +29,10 @@ def draw(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 def trained(n: int = 80, width: int = 20, steps: int = 1500) -> nn.Module:
     """A network that fits the noise of its training data."""
     x, y = draw(n)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.device("cpu"):  # the same network on every device
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 1)).double()
+    model = model.to(x.device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(steps):
         optimizer.zero_grad()

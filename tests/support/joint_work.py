@@ -1,4 +1,4 @@
-"""What the processes of tests/distributed do."""
+"""What the processes of tests/distributed do: all of it on the CPU, whatever the default device of the tests is."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from nullbayes.linalg.joint import JointRows
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.pieces import DensePiece
 from nullbayes.projectors import Alternating, Krylov, Projection, Projector
-from support.drawing import randn
-from support.projector_table import CASES, PROJECTORS, S
+from nullbayes.testing import cases
+from support.projector_table import PROJECTORS, S
 
+CASES = {case.name: case for case in cases("cpu")}
 MATRICES = ("full_rank", "zero_rows", "tall_rank_deficient")
 ROUGH = Krylov(Alternating(block_rows=1000), rtol=1e-2)
 EDGES = {2: (0.0, 0.35, 1.0), 4: (0.0, 0.2, 0.45, 0.7, 1.0)}  # shares of the rows: processes have unequal parts
 
 
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def noise_for(matrix: Tensor) -> Tensor:
-    return randn(S, matrix.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn = torch.randn(S, matrix.shape[1], generator=seeded(0), dtype=torch.float64, device="cpu")
+    return drawn.to(matrix.device)
 
 
 def spread(matrix: Tensor, block_rows: int, group: Group) -> JointRows:
@@ -85,7 +91,7 @@ def projections(names: tuple[str, ...]) -> dict[tuple[str, str], tuple[Tensor, T
 def tall() -> Tensor:
     """More rows than columns, without a null space: what is left of noise depends on every step."""
     decay = torch.logspace(0, -4, 20, dtype=torch.float64, device="cpu")
-    return randn(60, 20, generator=torch.Generator().manual_seed(5), dtype=torch.float64) * decay
+    return torch.randn(60, 20, generator=seeded(5), dtype=torch.float64, device="cpu") * decay
 
 
 def solve(projector: Projector, rows: nb.Rows, matrix: Tensor) -> Projection:

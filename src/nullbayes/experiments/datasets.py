@@ -59,7 +59,7 @@ def read_color(folder: Path | None, name: str, split: str) -> tuple[Tensor, Tens
         if f"x_{split}" not in arrays:
             return None
         x, y = torch.from_numpy(arrays[f"x_{split}"]), torch.from_numpy(arrays[f"y_{split}"]).long()
-    mean, std = (torch.tensor(values)[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
+    mean, std = (torch.tensor(values, device="cpu")[:, None, None] for values in (IMAGENET_MEAN, IMAGENET_STD))
     return (x.permute(0, 3, 1, 2).float() / 255 - mean) / std, y
 
 
@@ -76,7 +76,7 @@ def read_uci(folder: Path | None, name: str, split: int) -> tuple[Tensor, ...]:
     table, inputs, target = np.loadtxt(here / "data.txt"), indices("features"), indices("target")
     known = table[indices(f"train_{split}")]
     mean, spread = known.mean(0), known.std(0)
-    scaled = torch.tensor((table - mean) / np.where(spread > 0, spread, 1.0), dtype=torch.float32)
+    scaled = torch.tensor((table - mean) / np.where(spread > 0, spread, 1.0), dtype=torch.float32, device="cpu")
     sides = (scaled[indices(f"{side}_{split}")] for side in ("train", "test"))
     return tuple(side[:, columns] for side in sides for columns in (inputs, target))
 
@@ -89,4 +89,5 @@ def digits() -> tuple[Tensor, Tensor]:
         msg = f"Without scikit-learn there are no digits to fall back on: pip install scikit-learn, or {WHERE}."
         raise Missing(msg) from error
     bunch = load_digits()
-    return torch.tensor(bunch.images, dtype=torch.float32)[:, None] / 16, torch.tensor(bunch.target)
+    images, labels = torch.from_numpy(bunch.images), torch.from_numpy(bunch.target)
+    return images.float()[:, None] / 16, labels

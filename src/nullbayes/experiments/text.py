@@ -63,7 +63,7 @@ def minilm(folder: Path, outputs: int) -> SentenceClassifier:
         msg = "MiniLM needs transformers: pip install transformers (and no torchvision made for another torch)."
         raise Missing(msg) from error
     config = BertConfig.from_pretrained(folder)
-    encoder = BertModel(config, add_pooling_layer=False)  # type: ignore[no-untyped-call]
+    encoder = BertModel(config, add_pooling_layer=False)
     stored = {name.removeprefix("bert."): value for name, value in load_file(folder / "model.safetensors").items()}
     floats = {name: value.float() for name, value in stored.items() if value.is_floating_point()}
     missing, _ = encoder.load_state_dict(floats, strict=False)

@@ -91,7 +91,12 @@ def check_derivatives(network: Network, x: Any) -> None:
     network, x = _in_double(network, x)
     gradient, weights, _ = _gradient(network, x)
     generator = torch.Generator(device="cpu").manual_seed(1)
-    if sum(_disagrees(network, x, weights, gradient, generator) for _ in range(_DIRECTIONS)) > 1:
+    found = 0
+    for left in reversed(range(_DIRECTIONS)):  # one may be a coincidence; until it is decided
+        found += _disagrees(network, x, weights, gradient, generator)
+        if found > 1 or found + left <= 1:
+            break
+    if found > 1:
         msg = (
             "The outputs change with the parameters in another way than their derivatives say: part of the network is "
             "hidden by detach(), torch.no_grad(), rounding or a backward of its own. Leave its parameters out with "

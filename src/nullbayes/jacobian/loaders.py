@@ -51,7 +51,7 @@ def as_loader(data: Any) -> Iterable[Any]:
         raise DataError(msg)
     if is_array(data) or isinstance(data, str) or not isinstance(data, Iterable):
         msg = (
-            f"The training data must be batches (inputs, targets), not be a {type(data).__name__}: "
+            f"The training data must be batches (inputs, targets), not a {type(data).__name__}: "
             f"fit(x, y), {RECIPE}, or [(x, y)]."
         )
         raise DataError(msg)
