@@ -69,9 +69,12 @@ def test_rows_that_are_nearer_to_the_middle_than_any_familiar_one_are_flagged() 
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 2))
 
-    posterior = fitted(build, *draw(300, 0))
+    trained = draw(300, 0)
+    posterior = fitted(build, *trained)
     posterior.calibrate(*draw(400, 1))
     known, new = draw(200, 2)[0], draw(200, 3)[0]
+    assert not posterior.is_ood(trained[0]).any()  # whose distance to themselves is zero
+    assert posterior.is_ood(trained[0] + 0.01 * new.roll(1, 0)[:1]).double().mean() < 0.05
     middle = known.mean(0) + 0.05 * (new - known.mean(0))
     assert nb.metrics.auroc(posterior.ood_score(known), posterior.ood_score(middle)) > 0.9
     assert posterior.is_ood(known).double().mean() < 0.12
@@ -104,8 +107,39 @@ def test_a_file_keeps_the_rows(posterior: Any, tmp_path: Any) -> None:
     posterior.save(tmp_path / "posterior")
     loaded = nb.load(tmp_path / "posterior", posterior._network.model)
     assert torch.equal(loaded._familiar.rows, posterior._familiar.rows)
+    assert len(loaded._familiar.table) == 1
     new = table(20, 2)[0]
     assert torch.equal(loaded.p_value(new), posterior.p_value(new))
+
+
+class _Mixed(nn.Module):
+    """A network for rows of numbers and one category."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.body = nn.Embedding(4, 3), nn.Sequential(nn.Linear(9, 16), nn.Tanh(), nn.Linear(16, 2))
+
+    def forward(self, numbers: Tensor, kind: Tensor) -> Tensor:
+        return self.body(torch.cat([numbers, self.embedding(kind)], 1))
+
+
+def test_rows_with_categories_are_remembered_whatever_the_order_of_their_names(tmp_path: Any) -> None:
+    def rows(n: int, seed: int) -> dict[str, Tensor]:
+        x = table(n, seed)[0] / torch.tensor([1.0, 10.0, 100.0, 0.1, 1.0, 5.0])
+        return {"numbers": x, "kind": (x[:, 2] > 3).long() + 2 * (x[:, 3] > 30).long()}
+
+    torch.manual_seed(0)
+    model, known, held_out = _Mixed().eval(), rows(300, 0), rows(200, 1)
+    labels = [(x["numbers"][:, 0] > 3).long() for x in (known, held_out)]
+    posterior = nb.ProjectedPosterior(model).fit(known, labels[0], 5, generator=seeded(0), progress=False)
+    other = {name: held_out[name] for name in ("kind", "numbers")}
+    for data in (held_out, other):
+        found = posterior.calibrate(data, labels[1])
+        assert found.is_ood(known).double().mean() < 0.05
+        assert torch.equal(found._familiar.row_distances(data), found._familiar.row_distances(held_out))
+    posterior.save(tmp_path / "posterior")
+    loaded = nb.load(tmp_path / "posterior", model).calibrate(other, labels[1])
+    assert torch.equal(loaded.p_value(held_out), posterior.p_value(held_out))
 
 
 def test_only_rows_of_a_table_are_remembered_as_rows() -> None:

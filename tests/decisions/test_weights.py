@@ -67,7 +67,7 @@ def test_weights_of_both_sides_are_those_of_another_method(seed: int) -> None:
         z = ((x - mean) / scale).clamp(-8, 8)
         return torch.cat([torch.log1p(torch.exp(2 * z)) / 2, torch.clamp(-z - 1, min=0)], 1)
 
-    found = learn_weights(familiar, strange, both_sides=True)
+    found = learn_weights(familiar, strange, trained=mean[None])
     wanted = slow_weights(sides(familiar), {kind: sides(x) for kind, x in strange.items()}, standardized=True)
     assert (*found.weights, *found.low) == pytest.approx(wanted.tolist(), abs=2e-4)
     torch.testing.assert_close(found(familiar), sides(familiar) @ torch.tensor(wanted).to(familiar), atol=1e-3, rtol=0)
@@ -76,7 +76,7 @@ def test_weights_of_both_sides_are_those_of_another_method(seed: int) -> None:
 def test_a_statistic_that_is_unusually_low_counts_on_both_sides_alone() -> None:
     familiar = drawn(300, 2, seed=0)
     strange = {"middle": 0.1 * drawn(300, 2, seed=1) + torch.tensor([2.0, -3.0], dtype=torch.float64)}
-    one, both = learn_weights(familiar, strange), learn_weights(familiar, strange, both_sides=True)
+    one, both = learn_weights(familiar, strange), learn_weights(familiar, strange, trained=familiar.mean(0)[None])
     assert one.low == ()
     assert one.weights[1] == 0.0
     assert both.low[1] > 0.1
@@ -84,6 +84,16 @@ def test_a_statistic_that_is_unusually_low_counts_on_both_sides_alone() -> None:
     assert float(both(low)) > float(both(familiar).quantile(0.95)) > float(one(low))
     fooled = torch.tensor([[2.0, -9.0]], dtype=torch.float64)  # a low one does not make up for a high one
     assert float(both(fooled)) > float(both(familiar).quantile(0.95))
+
+
+def test_a_statistic_as_low_as_that_of_training_data_does_not_count() -> None:
+    familiar = drawn(300, 2, seed=0)
+    strange = {"middle": 0.1 * drawn(300, 2, seed=1) + torch.tensor([0.0, -3.0], dtype=torch.float64)}
+    trained = torch.tensor([0.0, -5.0], dtype=torch.float64) + 0.1 * drawn(200, 2, seed=2)
+    found = learn_weights(familiar, strange, trained)
+    assert found.usual[0] == 1.0
+    assert 5.0 < found.usual[1] * float(familiar[:, 1].std()) < 5.5
+    assert float(found(trained).quantile(0.95)) < float(found(familiar).median())
 
 
 def test_the_score_is_the_weighted_sum_of_standardized_statistics() -> None:

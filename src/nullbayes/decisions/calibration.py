@@ -131,7 +131,7 @@ def _check(found: Calibration) -> None:
     """Refuse values that no calibration has."""
     numbers = (found.prior_precision, found.temperature, found.n_samples, found.n_learned)
     texts = (found.kind, found.position_kind, found.mask, *found.statistics, *found.strangers)
-    *parts, low = ((),) if found.combine is None else dataclasses.astuple(found.combine)
+    *parts, low, usual = ((), ()) if found.combine is None else dataclasses.astuple(found.combine)
     if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):
         msg = "settings that are no numbers"
         raise ValueError(msg)
@@ -139,7 +139,7 @@ def _check(found: Calibration) -> None:
         msg = "kinds and statistics that do not fit"
         raise ValueError(msg)
     if (
-        not all(math.isfinite(number) for part in (*parts, low) for number in part)
+        not all(math.isfinite(number) for part in (*parts, low, usual) for number in part)
         or any(weight < 0.0 or scale <= 0.0 for weight, _, scale, _ in zip(*parts, strict=True))
         or any(weight < 0.0 for weight in low)
     ):
@@ -183,7 +183,7 @@ def from_file(header: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -
             combine = Weights(**{name: tuple(map(float, numbers)) for name, numbers in combine.items()})
             n = len(values["statistics"])
             parts = (combine.weights, combine.mean, combine.scale, combine.low or combine.weights)
-            if not n or any(len(part) != n for part in parts):
+            if not n or any(len(part) != n for part in parts) or len(combine.low) != len(combine.usual):
                 msg = "other numbers of statistics and weights"
                 raise ValueError(msg)
         held: dict[str, Any] = {name: tensors.get(f"calibration.{name}") for name in _TENSORS}

@@ -14,7 +14,14 @@ from nullbayes.decisions import answers, statistics
 from nullbayes.decisions.calibration import Calibration
 from nullbayes.decisions.conformal import beyond_rounding, check_alpha, p_values, quantile
 from nullbayes.decisions.held_out import COMBINED as COMBINED
-from nullbayes.decisions.held_out import best_position_kind, made_strangers, pieces, position_kinds, read
+from nullbayes.decisions.held_out import (
+    best_position_kind,
+    made_strangers,
+    pieces,
+    position_kinds,
+    read,
+    trained_statistics,
+)
 from nullbayes.decisions.weights import learn_weights
 from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.jacobian.batches import is_array
@@ -109,8 +116,8 @@ def _learned(posterior: Any, loader: Any, targets: Any, kind: str, mask: Mask) -
     kinds: tuple[str, ...] = ()
     if kind == COMBINED:
         made = made_strangers(posterior, held.pool, mask)
-        both_sides = posterior._familiar.rows is not None  # a row can be too near to the middle of a table
-        combine, kinds = learn_weights(held.columns[learned], made, both_sides=both_sides), tuple(made)
+        trained = trained_statistics(posterior, held.pool, mask)
+        combine, kinds = learn_weights(held.columns[learned], made, trained), tuple(made)
         scores = combine(held.columns)
     positions, by_position, column = position_kinds(posterior, kind), "", 0
     if held.position_scores is not None:

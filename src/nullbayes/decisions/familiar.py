@@ -1,7 +1,7 @@
 """What a fit remembers of the training data: features of some examples, rows of a table, and a checksum of each input.
 
 Features of a network that saturates can be those of familiar inputs for any absurd input. Where inputs are rows of a
-table, the rows themselves are remembered as well.
+table, these examples themselves are remembered as well.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from nullbayes.errors import DataError, FileError, ModelError, SettingsError, warn
-from nullbayes.jacobian.batches import input_checksums, leaves
+from nullbayes.jacobian.batches import input_checksums, leaves, named_leaves, with_leaves
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
@@ -31,6 +31,7 @@ _CHANCE = 0.05  # of the inputs may be training inputs without a warning
 _SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
 _ROUNDING = 1e-7  # of a squared distance in float32
+_TABLE = "table."  # and a number: names of the tensors of rows in a file
 
 
 @dataclass(frozen=True)
@@ -45,14 +46,24 @@ class Familiar:
         The features of some examples, evenly spaced over all, each scaled to length one.
     sums : Tensor (N,)
         The checksum of every training input, on the CPU.
-    rows : Tensor (n, p) or None
-        The numbers of these examples, if the inputs are rows of a table.
+    table : tuple of Tensor (n, ...)
+        The tensors of these examples, numbers and categories, if the inputs are rows of a table; else empty.
     """
 
     layer: str
     features: Tensor
     sums: Tensor
-    rows: Tensor | None = None
+    table: tuple[Tensor, ...] = ()
+
+    @cached_property
+    def rows(self) -> Tensor | None:  # (n, p)
+        """The numbers of the remembered rows; None where inputs are no rows of a table."""
+        return rows_of(self.table) if self.table else None
+
+    def inputs(self, like: Any, most: int) -> Any:
+        """Return the remembered rows, at most so many and evenly spaced, as inputs of the same form as others."""
+        step = -(-len(self.features) // most)
+        return with_leaves(like, (tensor[::step] for tensor in self.table))
 
     def row_distances(self, x: Any) -> Tensor:  # (n,)
         """Return the logarithm of the distance to the nearest remembered row, in standard deviations per column."""
@@ -139,8 +150,8 @@ def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
         features = _features(FeatureReader(network, layer), first, examples, size)
     join = examples.group.join
     features = join(normalize(features))
-    rows = None if rows_of(first) is None else join(_rows(examples, len(features)))
-    return Familiar(layer, features, join(examples.input_sums), rows)
+    table = () if rows_of(first) is None else tuple(map(join, _table(first, examples, len(features))))
+    return Familiar(layer, features, join(examples.input_sums), table)
 
 
 def watched(
@@ -158,17 +169,18 @@ def watched(
 
 def rows_of(x: Any) -> Tensor | None:  # (n, p)
     """Return the numbers of inputs that are rows of a table, beside categories or not; None for other inputs."""
-    numbers = [leaf for leaf in leaves(x) if leaf.is_floating_point() and leaf.ndim]
+    numbers = [leaf for leaf in named_leaves(x) if leaf.is_floating_point()]
     if not numbers or any(leaf.ndim != 2 for leaf in numbers) or any(leaf.ndim > 2 for leaf in leaves(x)):
         return None
     joined = torch.cat(numbers, dim=1)
     return joined if joined.shape[1] <= _MOST_COLUMNS else None
 
 
-def _rows(examples: Examples, n: int) -> Tensor:  # (n, p)
-    """Return the rows of so many examples, evenly spaced over all."""
-    found = [rows_of(x) for x, _ in examples.some(_spaced(examples, n))]
-    return torch.cat([part for part in found if part is not None])
+def _table(first: Any, examples: Examples, n: int) -> list[Tensor]:  # (n, ...) each
+    """Return the tensors of so many examples, evenly spaced over all."""
+    parts = [named_leaves(x) for x, _ in examples.some(_spaced(examples, n))]
+    none = [leaf[:0] for leaf in named_leaves(first)]
+    return [torch.cat(same) for same in zip(none, *parts, strict=True)]
 
 
 def _spaced(examples: Examples, n: int) -> list[int]:
@@ -186,8 +198,8 @@ def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
     """Return what the header and the tensors of a file hold."""
     if familiar is None:
         return None, {}
-    rows = familiar.features[:, :0] if familiar.rows is None else familiar.rows  # no columns: no table
-    found = {"features": familiar.features, "sums": familiar.sums, "rows": rows}
+    found = {"features": familiar.features, "sums": familiar.sums}
+    found |= {f"{_TABLE}{i}": tensor for i, tensor in enumerate(familiar.table)}
     return familiar.layer, {f"familiar.{name}": tensor for name, tensor in found.items()}
 
 
@@ -197,12 +209,15 @@ def from_file(
     """Return what a file holds, if it is that of so many training examples."""
     if layer is None:
         return None
-    features, sums, rows = (tensors.get(f"familiar.{name}") for name in ("features", "sums", "rows"))
+    features, sums = (tensors.get(f"familiar.{name}") for name in ("features", "sums"))
+    count = sum(name.startswith(f"familiar.{_TABLE}") for name in tensors)
+    table = [tensors.get(f"familiar.{_TABLE}{i}") for i in range(count)]
     if (
         features is None or features.ndim != 2 or not features.numel() or features.dtype != network.dtype
         or not bool(torch.isfinite(features).all())
         or sums is None or sums.ndim != 1 or len(sums) != (n_data or len(sums)) or sums.dtype != torch.int64
-        or rows is None or rows.ndim != 2 or len(rows) != len(features) or not rows.is_floating_point()
+        or any(part is None or not 1 <= part.ndim <= 2 or len(part) != len(features) for part in table)
+        or (table and rows_of(table) is None)
     ):  # fmt: skip
         msg = "The file lacks what was remembered of the training data: it was altered, fit and save again."
         raise FileError(msg)
@@ -211,4 +226,5 @@ def from_file(
     except SettingsError as error:
         msg = f"The file remembers features of a layer {layer!r}, which this model has not: fit and save again."
         raise FileError(msg) from error
-    return Familiar(layer, features.to(network.device), sums, rows.to(network.device) if rows.shape[1] else None)
+    here = tuple(part.to(network.device) for part in table if part is not None)
+    return Familiar(layer, features.to(network.device), sums, here)

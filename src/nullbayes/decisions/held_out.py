@@ -30,6 +30,7 @@ COMBINED = "combined"
 _LEAST = 40  # held-out examples: half of them are ranked, and twenty can tell five per cent
 _MOST_LEARNED = 1000  # held-out examples that weights are learned from
 _PER_KIND = 250  # strangers of each kind
+_MOST_TRAINED = 500  # training data that tell what is too low
 _FEW = 16  # inputs that a network is tried with
 _ERRORS = 3.0  # standard errors within which the share of training inputs is that of chance
 _AS_GOOD = 0.06  # of AUROC, about two standard errors
@@ -248,6 +249,17 @@ def made_strangers(posterior: Any, pool: list[Any], mask: Mask) -> dict[str, Ten
             if len(values):
                 found.setdefault(kind, []).append(values)
     return {kind: torch.cat(parts) for kind, parts in found.items()}
+
+
+def trained_statistics(posterior: Any, pool: list[Any], mask: Mask) -> Tensor | None:  # (t, k)
+    """Return the statistics of some training data where these are rows of a table, and None elsewhere.
+
+    A row can be too near to the middle of a table to be familiar, and these say what is not too near.
+    """
+    if not posterior._familiar.table or not pool:
+        return None
+    known = posterior._familiar.inputs(pool[0], _MOST_TRAINED)
+    return torch.cat(list(statistics.combined(posterior, known, mask))).cpu()
 
 
 def _lookups(posterior: Any, x: Any, pool: list[Any]) -> list[Lookup]:

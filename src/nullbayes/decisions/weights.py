@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ _SMALLEST = 1e-12
 _USELESS = 1e-6  # the sum of weights that are rounding errors
 _LARGEST = 1e30  # in place of what is not finite
 _USUAL = 1.0  # standard deviations below the mean that are nothing unusual
+_LOWEST = 0.01  # of the training data may have a statistic that is lower than what counts as usual
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Weights:
     added. Otherwise an absurd input could pass, because a statistic that tells it was of no use among the strangers.
 
     With weights ``low``, a statistic that is unusually low counts as well, and a low one does not make up for others
-    that are high: a row of a table with means in place of all missing numbers is nearer to the data than data are.
+    that are high: a row of a table with means in place of all missing numbers is nearer to the data than data are. What
+    training data have is not unusual: their distance to themselves is zero, and so is nearly their variance.
     """
 
     weights: tuple[float, ...]  # not negative, with the sum one
@@ -32,6 +34,7 @@ class Weights:
     scale: tuple[float, ...]
     bound: tuple[float, ...]  # of z
     low: tuple[float, ...] = ()  # not negative; the sum one is that of both
+    usual: tuple[float, ...] = ()  # of -z: what is at most as far below the mean is not low
 
     def __call__(self, statistics: Tensor) -> Tensor:  # (n, k) -> (n,)
         """Return one score per input; an input with a statistic that is not finite is very strange."""
@@ -39,16 +42,18 @@ class Weights:
         mean, scale, weights, bound = (statistics.new_tensor(part) for part in parts)
         z, broken = ((statistics - mean) / scale).nan_to_num(), ~torch.isfinite(statistics).all(1)
         sides = torch.cat([weights, statistics.new_tensor(self.low)])
-        total = _sides(z, both=bool(self.low)) @ sides + (z - bound).clamp_min(0.0).sum(1)
+        total = _sides(z, self.usual) @ sides + (z - bound).clamp_min(0.0).sum(1)
         return total.masked_fill(broken, _LARGEST)
 
 
-def _sides(z: Tensor, *, both: bool) -> Tensor:  # (n, k) -> (n, k) or (n, 2 k)
+def _sides(z: Tensor, usual: Sequence[float]) -> Tensor:  # (n, k) -> (n, k) or (n, 2 k)
     """Return what the weights multiply: the statistics, or how far each is above and how far it is below the usual."""
-    return torch.cat([softplus(2.0 * z) / 2.0, (-z - _USUAL).clamp_min(0.0)], dim=1) if both else z
+    if not usual:
+        return z
+    return torch.cat([softplus(2.0 * z) / 2.0, (-z - z.new_tensor(usual)).clamp_min(0.0)], dim=1)
 
 
-def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], *, both_sides: bool = False) -> Weights:
+def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tensor | None = None) -> Weights:
     """Learn which statistics tell familiar inputs from strange ones.
 
     Parameters
@@ -58,8 +63,9 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], *, both_sides
     strange : mapping of str to Tensor (m, k)
         Statistics of strangers, by kind. All kinds together count as much as the familiar inputs, and each kind as much
         as any other.
-    both_sides : bool
-        Whether statistics that are unusually low count, too.
+    trained : Tensor (t, k), optional
+        Statistics of training data. With these, statistics that are unusually low count, too: lower than those of most
+        familiar inputs, and lower than those of training data.
 
     Returns
     -------
@@ -75,8 +81,9 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], *, both_sides
     mean, scale = familiar.mean(0), familiar.std(0)
     usable = scale > _SMALLEST * (1.0 + mean.abs())  # a constant says nothing
     scale = torch.where(usable, scale, torch.ones_like(scale))
+    usual = () if trained is None else _usual((trained - mean) / scale)
     groups = [((x - mean) / scale * usable).clamp(-_LIMIT, _LIMIT) for x in (familiar, *strange.values())]
-    x = _sides(torch.cat(groups), both=both_sides)
+    x = _sides(torch.cat(groups), usual)
     x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
     sign = torch.ones_like(x[:, 0])
     sign[: len(familiar)] = -1.0
@@ -97,7 +104,7 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], *, both_sides
         found, momentum = new, following
         if done:
             break
-    weights = found[:-1] * usable.repeat(2 if both_sides else 1)
+    weights = found[:-1] * usable.repeat(2 if usual else 1)
     if not strange or not float(weights.sum()) > _USELESS:
         weights = torch.zeros_like(weights)
         weights[: len(usable)] = usable.to(weights) if bool(usable.any()) else 1.0
@@ -105,4 +112,11 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], *, both_sides
     z = (familiar - mean) / scale
     bound = 2.0 * z.amax(0) - z.median(0).values  # as far beyond the largest as that is beyond the middle
     bound = torch.where(usable, bound, torch.full_like(bound, _LARGEST))
-    return Weights(*(tuple(part.tolist()) for part in (high, mean, scale, bound, low)))
+    return Weights(*(tuple(part.tolist()) for part in (high, mean, scale, bound, low)), usual)
+
+
+def _usual(z: Tensor) -> tuple[float, ...]:  # (t, k)
+    """Return how far below the mean nearly all training data are, at least what is nothing unusual."""
+    lowest = z[torch.isfinite(z).all(1)].sort(0).values
+    at = min(int(_LOWEST * len(lowest)), len(lowest) - 1)
+    return tuple((-lowest[at]).clamp_min(_USUAL).tolist() if len(lowest) else [_USUAL] * z.shape[1])

@@ -46,6 +46,21 @@ def _sorted(x: Any) -> Any:
     return [_sorted(part) for part in x] if isinstance(x, (tuple, list)) else x
 
 
+def named_leaves(x: Any) -> list[Tensor]:
+    """Return the tensors of an input that have an entry per example, whatever the order of a mapping."""
+    return [leaf for leaf in leaves(_sorted(x)) if leaf.ndim]
+
+
+def with_leaves(x: Any, tensors: Iterator[Tensor]) -> Any:
+    """Return an input with other tensors in place of those that :func:`named_leaves` returns."""
+    if isinstance(x, Mapping):
+        made = {name: with_leaves(x[name], tensors) for name in sorted(x, key=str)}
+        return {name: made[name] for name in x}
+    if isinstance(x, (tuple, list)):
+        return tuple(with_leaves(part, tensors) for part in x)
+    return next(tensors) if isinstance(x, Tensor) and x.ndim else x
+
+
 def map_leaves(function: Callable[..., Any], x: Any, *others: Any) -> Any:
     """Apply a function to every tensor of inputs of the same structure; other values are taken from the first."""
     if isinstance(x, Tensor):
