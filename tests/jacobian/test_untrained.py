@@ -1,4 +1,4 @@
-"""A classifier that predicts its own training labels no better than their frequencies causes a warning."""
+"""A network that predicts labels no better than their frequencies, or numbers than their mean, causes a warning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.errors import UntrainedWarning
-from nullbayes.jacobian.opening import Guesses
+from nullbayes.jacobian.guesses import Guesses
 from support.drawing import randint, randn
 from support.posterior_fits import seeded
 
@@ -137,7 +137,46 @@ def test_guesses_of_several_processes_are_joined() -> None:
         return made
 
     with pytest.warns(UntrainedWarning) as whole:
-        guessed(slice(None)).check()
+        guessed(slice(None)).check("training")
     with pytest.warns(UntrainedWarning) as joined:
-        guessed(slice(20), slice(20, None)).check()
+        guessed(slice(20), slice(20, None)).check("training")
     assert str(whole[0].message) == str(joined[0].message)
+
+
+def regression(n: int = N) -> tuple[nn.Module, Tensor, Tensor]:
+    """A network that is right on two targets of very different sizes, up to noise."""
+    model, x = nn.Sequential(nn.Linear(3, 80), nn.Tanh(), nn.Linear(80, 2)).double(), drawn(n, 3)
+    return model, x, model(x).detach() * torch.tensor([1.0, 1e3]).double() + 1e4 + 0.1 * drawn(n, 2)
+
+
+@pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.baselines.LastLayerLaplace])
+def test_a_regression_that_is_worse_than_the_mean_causes_one(kind: Any) -> None:
+    model, x, y = regression()
+    with pytest.warns(UntrainedWarning, match="training targets no better than their mean does: RMSE 1.*e"):
+        kind(model, "regression").fit(x, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntrainedWarning)
+        kind(model, "regression").fit(x, model(x).detach() + 0.5 * drawn(N, 2))
+
+
+def test_numbers_of_several_processes_are_joined() -> None:
+    model, x, y = regression()
+    joined = Guesses()
+    for part in (slice(7), slice(7, 30), slice(30, None)):
+        one = Guesses()
+        one.add(nb.likelihoods.Regression(), model(x[part]).detach(), y[part])
+        joined.join(one)
+    rmse, spread = (model(x).detach() - y).square().mean() ** 0.5, (y - y.mean(0)).square().mean() ** 0.5
+    with pytest.warns(UntrainedWarning, match=re.escape(f"RMSE {rmse:.3g} where the mean has {spread:.3g}")):
+        joined.check("training")
+
+
+def test_held_out_targets_in_another_order_cause_one() -> None:
+    model, x, y = regression(200)
+    y = model(x).detach() + 0.1 * drawn(200, 2)
+    posterior = nb.ProjectedPosterior(model, "regression").fit(x[:100], y[:100], 5)
+    with pytest.warns(UntrainedWarning, match="held-out targets no better .* in the order of their inputs"):
+        posterior.calibrate(x[100:], y[100:].flip(0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntrainedWarning)
+        posterior.calibrate(x[100:], y[100:])

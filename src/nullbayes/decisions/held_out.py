@@ -22,6 +22,7 @@ from nullbayes.jacobian.batches import (
     n_examples,
     take_examples,
 )
+from nullbayes.jacobian.guesses import Guesses
 from nullbayes.jacobian.tables import Lookup, find_lookups, takes
 from nullbayes.metrics import auroc
 from nullbayes.predictive import SCORES, Mask, Prediction, scores_of, stream
@@ -95,7 +96,7 @@ def pieces(posterior: Any, loader: Any, targets: Any) -> Iterator[tuple[Any, Ten
 def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, mask: Mask) -> HeldOut:
     """Read the held-out data once: statistics or scores, errors, and inputs to make strangers of."""
     split, of_errors, of_scores = (torch.Generator().manual_seed(seed) for seed in (0, 2, 3))
-    columns, errors, positions, keys, pool, overlap = [], [], [], [], _Pool(_PER_KIND), 0
+    columns, errors, positions, keys, pool, guesses, overlap = [], [], [], [], _Pool(_PER_KIND), Guesses(), 0
     repeated = 0.0 if posterior._familiar is None else posterior._familiar.repeated
     for x, y in data:
         n = n_examples(x)
@@ -118,6 +119,8 @@ def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, m
             columns.append(posterior.ood_score(x, kind, mask=mask).double().cpu()[:, None])
         keys.append(drawn)
         errors.append(_errors_of(posterior, prediction, y, of_errors))
+        if prediction is not None and y is not None:
+            guesses.add(posterior.likelihood, prediction.mean, y)
         positions.append(_position_scores(posterior, prediction, position_kinds(posterior, kind), of_scores))
     count = sum(map(len, keys))
     if repeated > _OVERLAP:
@@ -127,6 +130,7 @@ def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, m
     if count < _LEAST:
         msg = f"There are {count} held-out examples: calibrate needs at least {_LEAST}, and a thousand are better."
         raise DataError(msg)
+    guesses.check("held-out")
     return HeldOut(
         _finite(torch.cat(columns), kind), _joined(errors), _joined(positions), torch.cat(keys),
         pool.joined(min(_PER_KIND, _MOST_LEARNED, count // 2)),

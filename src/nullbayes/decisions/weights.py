@@ -112,7 +112,8 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tens
     z = (familiar - mean) / scale
     bound = 2.0 * z.amax(0) - z.median(0).values  # as far beyond the largest as that is beyond the middle
     bound = torch.where(usable, bound, torch.full_like(bound, _LARGEST))
-    return Weights(*(tuple(part.tolist()) for part in (high, mean, scale, bound, low)), usual)
+    parts = {"weights": high, "mean": mean, "scale": scale, "bound": bound, "low": low}
+    return Weights(**{name: tuple(part.tolist()) for name, part in parts.items()}, usual=usual)
 
 
 def _usual(z: Tensor) -> tuple[float, ...]:  # (t, k)

@@ -18,11 +18,12 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from nullbayes.distributed import Group
-from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, UntrainedWarning, warn
+from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, warn
 from nullbayes.jacobian.autograd import ordinary, recording
 from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves
 from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
 from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.guesses import Guesses
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, resolve
 from nullbayes.limits import is_out_of_memory
@@ -242,80 +243,13 @@ class OutputSums:
             )
             warn(message)
         elif self.n >= _ENOUGH:
-            self._guesses.check()
+            self._guesses.check("training")
         if self._label_on_padding:
             message = (
                 "Some labels count where attention_mask is 0: padding becomes part of the training data. Label it with "
                 "ignore_index (-100)."
             )
             warn(message)
-
-
-class Guesses:
-    """How well a classifier predicts its training labels, beside their frequencies; added up over batches."""
-
-    def __init__(self) -> None:
-        self._nll = 0.0
-        self._counts: Tensor | None = None  # (1, C), or (O, 2) for independent labels: how often each label is there
-        self._hits: Tensor | None = None  # how often it is predicted where it is there
-
-    def add(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> None:  # (n, ...)
-        """Take in another batch; only labels that are whole numbers have frequencies."""
-        one_of_many = isinstance(likelihood, Classification) and not targets.is_floating_point()
-        if not (one_of_many or isinstance(likelihood, Bernoulli)):
-            return
-        logits = likelihood.choices(outputs)  # (n, ..., C)
-        labels = targets.reshape(logits.shape[:-1]).long()
-        ignored = labels == likelihood.ignore_index if isinstance(likelihood, Classification) else labels < 0
-        terms = logits.log_softmax(-1).gather(-1, labels.masked_fill(ignored, 0)[..., None])[..., 0]
-        self._nll -= float(terms.masked_fill(ignored, 0.0).sum())
-        right = (logits.argmax(-1) == labels) & ~ignored
-        counts, hits = (_frequencies(labels, chosen, one_of_many, logits.shape[-1]) for chosen in (~ignored, right))
-        self._counts = counts if self._counts is None else self._counts + counts
-        self._hits = hits if self._hits is None else self._hits + hits
-
-    def join(self, other: Guesses) -> None:
-        """Take in the guesses about other examples."""
-        if other._counts is not None and other._hits is not None:
-            self._nll += other._nll
-            self._counts = other._counts + (0 if self._counts is None else self._counts.to(other._counts))
-            self._hits = other._hits + (0 if self._hits is None else self._hits.to(other._hits))
-
-    def check(self) -> None:
-        """Warn of a network that is no better than the frequencies, by likelihood, accuracy and balanced accuracy.
-
-        A network that was trained with weights of the classes loses to the frequencies by the first two.
-        """
-        if self._counts is None or self._hits is None:
-            return
-        counts, hits = self._counts.double(), self._hits.double()
-        n, most, right = float(counts.sum()), float(counts.amax(1).sum()), float(hits.sum())
-        there, recalls = counts > 0, hits / counts.clamp_min(1.0)
-        by_chance = 1.0 / there.sum(1, keepdim=True).clamp_min(1)
-        gained = float(((recalls - by_chance) * there * by_chance).sum(1).mean())  # in balanced accuracy
-        errors = (by_chance * (1.0 - by_chance) / counts.clamp_min(1.0) * by_chance.square() * there).sum()
-        balanced = gained <= 2.0 * float(errors.sqrt()) / len(counts)
-        frequencies = float(
-            torch.special.entr(counts / counts.sum(1, keepdim=True).clamp_min(1.0)).sum(1) @ counts.sum(1)
-        )
-        chance = 2.0 * (most * (1.0 - most / max(n, 1.0))) ** 0.5  # two standard errors
-        if 0.0 < frequencies <= self._nll and right <= most + chance and balanced:
-            message = (
-                "The network predicts its training labels no better than their frequencies do: "
-                f"NLL {self._nll / n:.3g} where frequencies have {frequencies / n:.3g}, accuracy {right / n:.3g} "
-                f"where the most frequent label has {most / n:.3g}. A posterior around it says nothing. Are the "
-                "trained weights loaded, model.load_state_dict(...)? Are inputs prepared, and classes numbered, as in "
-                "training?"
-            )
-            warn(message, UntrainedWarning)
-
-
-def _frequencies(labels: Tensor, chosen: Tensor, one_of_many: bool, n_classes: int) -> Tensor:  # (1, C) or (O, 2)
-    """Count the chosen ones of some labels (n, ...)."""
-    if one_of_many:
-        return torch.bincount(labels[chosen], minlength=n_classes)[None]
-    ones, all_chosen = (labels * chosen).flatten(1).sum(0), chosen.flatten(1).sum(0)
-    return torch.stack([all_chosen - ones, ones], 1)
 
 
 def check_ending(network: Network, likelihood: Likelihood, x: Any) -> None:
