@@ -6,7 +6,7 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes.errors import SettingsError
-from nullbayes.projectors import Sketched, StepSchedule
+from nullbayes.projectors import Sketched
 from nullbayes.testing import kernel_projector
 from support.drawing import randn
 
@@ -45,16 +45,6 @@ def test_a_sketch_of_more_rows_takes_fewer_sweeps() -> None:
     assert sweeps[1] < 0.7 * sweeps[0]
 
 
-def test_transposed_steps_are_the_transpose_of_the_steps_of_a_sample() -> None:
-    rows, noise = grouped(), drawn(1, 90)
-    projector = Sketched(0.4, rtol=1e-2)
-    state = projector.prepare(rows)
-    projection = projector.apply(state, noise)
-    schedule = StepSchedule(noise, int(projection.info.sweeps_per_sample[0]))
-    transposed = projector.apply_transposed(state, schedule, torch.eye(90, dtype=torch.float64))  # rows: map⊤ e_i
-    torch.testing.assert_close(noise @ transposed.T, projection.directions, atol=1e-9, rtol=1e-9)
-
-
 def test_smaller_ends_at_one_combination_of_each_example() -> None:
     rows, projector, counts = grouped(), Sketched(1.0), []
     while projector is not None:
@@ -67,21 +57,6 @@ def test_smaller_ends_at_one_combination_of_each_example() -> None:
 def test_a_share_that_is_none_is_refused(share: float) -> None:
     with pytest.raises(SettingsError, match="share must lie above 0"):
         Sketched(share)
-
-
-def test_exact_variances_are_refused_where_rounding_would_decide() -> None:
-    """Other vectors follow the step lengths of a sample, and their rounding grows with the number of steps."""
-    rows = nb.DenseRows(torch.randn(20, 60))
-    for rtol, refused in ((1e-2, False), (1e-3, True)):
-        projector = Sketched(rtol=rtol)
-        state = projector.prepare(rows)
-        noise = torch.randn(1, 60)
-        schedule = StepSchedule(noise, projector.apply(state, noise).info.sweeps)
-        if refused:
-            with pytest.raises(SettingsError, match=r"lose their digits at a tolerance below 0\.005.*exact=False"):
-                projector.apply_transposed(state, schedule, torch.eye(60))
-        else:
-            assert projector.apply_transposed(state, schedule, torch.eye(60)).shape == (60, 60)
 
 
 def test_a_sample_is_measured_when_it_seems_to_be_finished(monkeypatch: pytest.MonkeyPatch) -> None:

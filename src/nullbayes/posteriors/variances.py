@@ -2,7 +2,11 @@ r"""Variances at new inputs: exactly, without sampling, and relative to those of
 
 A sample is :math:`v = T \varepsilon`, so the variance of the output with the row :math:`w` is :math:`\|T^\top w\|^2`.
 A direct projector has one map :math:`T`. An iterative one stops when the noise has reached the tolerance, which rows of
-:math:`J(x)` reach much earlier; they are therefore taken through as many steps as the samples were.
+:math:`J(x)` reach much earlier; they are therefore taken through as many sweeps as the samples were. The steps of
+conjugate gradients depend on the noise: those of a sample, taken by other vectors, can grow without bound, and their
+mean over samples says nothing of the samples. There :math:`w = u + (w - u)`, with :math:`u` the result of twice as
+many steps of its own. The first part lies in the null space, and its variance is :math:`\|u\|^2`. The second lies in
+the row space, of which samples have what the tolerance leaves, and its variance is measured on them.
 
 The variance is large for two reasons: because the Jacobian of an input is large, and because its direction is new. The
 relative variance :math:`\operatorname{tr} J P J^\top / \operatorname{tr} J J^\top` divides the size out. It needs
@@ -28,9 +32,10 @@ from nullbayes.posteriors.plan import described
 from nullbayes.posteriors.scoring import Scoring
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Masks, default_score, joined, pooled, stream
-from nullbayes.projectors import Outcome, StepSchedule
+from nullbayes.projectors import Outcome
 
-_REPLAYED = 30  # samples whose steps are replayed
+_REPLAYED = 30  # samples whose sweeps are counted
+_LONGER = 2  # times the sweeps of the samples: what is left of a row is then little beside what is left of them
 _VECTORS = 10  # held in memory for each row that is projected
 RELATIVE = "relative_variance"
 
@@ -107,7 +112,7 @@ def functional_variance(self: Any, x: Any, *, exact: bool = False) -> Tensor:
         msg = "The exact variance is known for the base distribution N(0, I) only: use exact=False."
         raise SettingsError(msg)
     if self._exact is None:
-        self._exact = ExactVariances(prepared, self._need_measured())
+        self._exact = ExactVariances(prepared, self._need_measured(), self.directions)
     with self._network.group.together():
         variance: Tensor = self._exact(x, self._batch_fn) / self.prior_precision
     return variance
@@ -116,12 +121,13 @@ def functional_variance(self: Any, x: Any, *, exact: bool = False) -> Tensor:
 class ExactVariances:
     """Variances of linearized outputs without Monte Carlo error, at a prior precision of 1.
 
-    The steps of the samples are replayed, as many as each of them took. Where ``prepared`` has another projector than
-    the one that drew them, it projects them again to see how many it takes; samples that did not converge are replayed
-    up to the sweep after which they were stopped all the same, by a projector of the same class.
+    There are as many sweeps as the samples took. Where ``prepared`` has another projector than the one that drew them,
+    it projects some of them again to see how many it takes; of samples that did not converge, it is the sweep after
+    which they were stopped, by a projector of the same class.
     """
 
-    def __init__(self, prepared: Prepared, measured: Measured) -> None:
+    def __init__(self, prepared: Prepared, measured: Measured, directions: Tensor) -> None:
+        self.directions = directions  # (S, P) of the samples
         self.network = prepared.jacobian.network
         self.projector, self.state = prepared.plan.projector, prepared.state
         few = min(_REPLAYED, len(measured.residual))
@@ -129,18 +135,14 @@ class ExactVariances:
         longest = self.network.n_parameters if division is None else max(division.sizes)
         row_bytes = longest * self.network.dtype.itemsize
         self.at_once = max(few, prepared.jacobian.working_bytes // (_VECTORS * row_bytes))
-        noise = normal(self.network, measured.seed, 0, few)
         stopped = not measured.converged and measured.projector == type(self.projector).__name__
         known = stopped or measured.settings == described(self.projector)
-        sweeps = list(measured.sweeps_per_sample[:few]) if known else self._sweeps(noise)
-        self.schedules = [
-            (sweeps.count(count) / few, StepSchedule(noise[sweeps.index(count)][None].clone(), count))
-            for count in dict.fromkeys(sweeps)
-        ]  # samples with as many sweeps have the same map, except for the lengths of their steps
+        sweeps = list(measured.sweeps_per_sample[:few]) if known else self._sweeps(measured.seed, few)
+        self.shares = [(count, sweeps.count(count) / few) for count in dict.fromkeys(sweeps)]
 
-    def _sweeps(self, noise: Tensor) -> list[int]:  # (S, P)
-        """Return how many sweeps each sample takes."""
-        info = self.projector.apply(self.state, noise).info
+    def _sweeps(self, seed: int, few: int) -> list[int]:
+        """Return how many sweeps each of some samples takes."""
+        info = self.projector.apply(self.state, normal(self.network, seed, 0, few)).info
         if info.outcome is Outcome.INTERRUPTED:
             raise KeyboardInterrupt  # fewer sweeps are another map
         taken: list[int] = info.sweeps_per_sample.tolist()
@@ -158,9 +160,14 @@ class ExactVariances:
     def _squares(self, rows: Tensor) -> Tensor:  # (n, ..., P) -> (n, ...)
         parts = []
         for some in rows.flatten(0, -2).split(self.at_once):
-            squares = [
-                share * self.projector.apply_transposed(self.state, schedule, some).square().sum(1)
-                for share, schedule in self.schedules
-            ]
-            parts.append(self.network.group.sum(torch.stack(squares).sum(0)))
+            parts.append(torch.stack([share * self._along(some, count) for count, share in self.shares]).sum(0))
         return torch.cat(parts).view(rows.shape[:-1])
+
+    def _along(self, rows: Tensor, sweeps: int) -> Tensor:  # (m, P) -> (m,)
+        """Return the variance along each row of samples that took so many sweeps."""
+        adapts, total = self.projector.adapts, self.network.group.sum
+        inside = self.projector.apply_transposed(self.state, rows, _LONGER * sweeps if adapts else sweeps)
+        variance = total(inside.square().sum(1))
+        if adapts:
+            variance += total((rows - inside) @ self.directions.T).square().mean(1)
+        return variance

@@ -23,7 +23,6 @@ from nullbayes.projectors.base import Info as Info
 from nullbayes.projectors.base import Outcome as Outcome
 from nullbayes.projectors.base import Projection as Projection
 from nullbayes.projectors.base import Projector as Projector
-from nullbayes.projectors.base import StepSchedule as StepSchedule
 from nullbayes.projectors.direct import ExactDual as ExactDual
 from nullbayes.projectors.direct import ExactPrimal as ExactPrimal
 from nullbayes.projectors.direct import Lanczos as Lanczos

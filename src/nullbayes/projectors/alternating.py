@@ -10,7 +10,6 @@ from torch import Tensor
 from nullbayes.errors import SettingsError
 from nullbayes.limits import limits
 from nullbayes.linalg.rows import Rows
-from nullbayes.projectors.base import StepSchedule
 from nullbayes.projectors.iteration import Carry, Iterative, Step
 from nullbayes.projectors.stopping import check_least, check_noise, check_tolerance
 from nullbayes.projectors.sweep import SweepState, coarse_space, dual_step, primal_step
@@ -63,6 +62,7 @@ class Alternating(Iterative):
     gram_dtype: torch.dtype | None = None
     shift: float | None = None
     coarse: int = 0
+    adapts = False  # a sweep is a linear map
 
     def __post_init__(self) -> None:
         check_tolerance(self.rtol, self.atol)
@@ -111,9 +111,9 @@ class Alternating(Iterative):
     def _step(self, state: SweepState) -> Step:
         return lambda carry, _: (carry[0] - state.sequential_sweep(carry[0]),)
 
-    def apply_transposed(self, state: SweepState, schedule: StepSchedule, vectors: Tensor) -> Tensor:
-        """Sweep backwards, as often as the sample was swept."""
+    def apply_transposed(self, state: SweepState, vectors: Tensor, sweeps: int) -> Tensor:
+        """Sweep backwards, as often as the samples were swept."""
         vectors = check_noise(state.rows, vectors)
-        for _ in range(schedule.sweeps):
+        for _ in range(sweeps):
             vectors = vectors - state.sequential_sweep(vectors, backwards=True)
         return vectors

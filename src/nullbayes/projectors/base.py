@@ -138,34 +138,6 @@ class Projection:
     info: Info
 
 
-@dataclass(frozen=True)
-class StepSchedule:
-    """What the steps of one sample follow from; :meth:`Projector.apply_transposed` repeats them on other vectors.
-
-    Attributes
-    ----------
-    noise : Tensor (1, P)
-        The noise of the sample.
-    sweeps : int
-        The number of its sweeps, from :attr:`Info.sweeps_per_sample`.
-
-    Examples
-    --------
-    The variance that samples after three sweeps have along a vector:
-
-    >>> import torch
-    >>> import nullbayes as nb
-    >>> projector = nb.projectors.Alternating(block_rows=1)
-    >>> state = projector.prepare(nb.DenseRows(torch.tensor([[1.0, 1.0]])))
-    >>> schedule = nb.projectors.StepSchedule(torch.ones(1, 2), 3)
-    >>> projector.apply_transposed(state, schedule, torch.tensor([[1.0, -1.0]])).square().sum(1)
-    tensor([2.])
-    """
-
-    noise: Tensor
-    sweeps: int
-
-
 class Projector(ABC):
     r"""A way to compute :math:`v = (I - A^+ A) \varepsilon`.
 
@@ -202,6 +174,7 @@ class Projector(ABC):
 
     rtol: float
     atol: float
+    adapts = False  # whether the map from noise to directions depends on the noise
 
     @abstractmethod
     def _prepare(self, rows: Rows) -> Any:
@@ -251,11 +224,13 @@ class Projector(ABC):
         with full_precision():
             return self._apply(state, noise, callback, store)
 
-    def apply_transposed(self, state: Any, schedule: StepSchedule, vectors: Tensor) -> Tensor:  # (m, P) -> (m, P)
-        r"""Return :math:`T^\top w` for each vector, where :math:`T` maps the noise of a sample to its direction.
+    def apply_transposed(self, state: Any, vectors: Tensor, sweeps: int) -> Tensor:  # (m, P) -> (m, P)
+        r"""Return :math:`T^\top w` for each vector, where :math:`T` maps the noise of samples to their directions.
 
         A sample :math:`v = T \varepsilon` has :math:`\|T^\top w\|^2` as the variance of :math:`w^\top v`. The map of a
-        direct method is symmetric and the same for all samples.
+        direct method is symmetric and the same for all samples. An iterative one depends on the ``sweeps`` that the
+        samples took. Where it depends on the noise as well, ``adapts`` is true, and the result is the part of each
+        vector in the null space, to about the accuracy of the samples.
         """
         projection = self.apply(state, vectors)
         if projection.info.outcome is Outcome.INTERRUPTED:

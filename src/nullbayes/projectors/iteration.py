@@ -28,7 +28,8 @@ class Iterative(Projector):
     """A projector that works step by step, so that it can stop after a step and continue later.
 
     A subclass says where to start (``_start``) and what a step is (``_step``). A step must return new tensors and leave
-    those it was given as they are, and samples must not mix. The state of ``_prepare`` has ``rows`` and ``precision``.
+    those it was given as they are, and samples must not mix. One whose steps are a linear map of the noise sets
+    ``adapts`` to False and overrides ``apply_transposed``. The state of ``_prepare`` has ``rows`` and ``precision``.
 
     Attributes
     ----------
@@ -58,6 +59,7 @@ class Iterative(Projector):
     """
 
     max_sweeps: int
+    adapts = True
 
     @abstractmethod
     def _start(self, state: Any, noise: Tensor) -> Carry:
@@ -66,6 +68,13 @@ class Iterative(Projector):
     @abstractmethod
     def _step(self, state: Any) -> Step:
         """Return the function that takes a step."""
+
+    def apply_transposed(self, state: Any, vectors: Tensor, sweeps: int) -> Tensor:
+        """Take each vector through as many steps of its own."""
+        carry, step = self._start(state, check_noise(state.rows, vectors)), self._step(state)
+        for k in range(sweeps):
+            carry = step(carry, k + 1)
+        return carry[0]
 
     def _guess(self, state: Any, carry: Carry) -> Tensor | None:  # (S,)
         """Return what the steps themselves say of ``|A v|``, without a product with the rows; None if they do not.

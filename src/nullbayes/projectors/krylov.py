@@ -18,9 +18,8 @@ from torch import Tensor
 
 from nullbayes.linalg.rows import Rows
 from nullbayes.projectors.alternating import Alternating
-from nullbayes.projectors.base import StepSchedule
 from nullbayes.projectors.iteration import Carry, Iterative, Step
-from nullbayes.projectors.stopping import check_least, check_noise, check_tolerance
+from nullbayes.projectors.stopping import check_least, check_tolerance
 from nullbayes.projectors.sweep import SweepState
 
 # The recurred gradient collects rounding in the null space, which no later step removes. It is replaced by the true
@@ -95,20 +94,12 @@ class Krylov(Iterative):
     def _step(self, state: SweepState) -> Step:
         return _conjugate_gradients(state)
 
-    def apply_transposed(self, state: SweepState, schedule: StepSchedule, vectors: Tensor) -> Tensor:
-        """Take the steps of the sample, with its step lengths: a polynomial of a symmetric map, hence symmetric."""
-        together = torch.cat([check_noise(state.rows, part) for part in (schedule.noise, vectors)])
-        carry, step = self._start(state, together), _conjugate_gradients(state, lead=1)
-        for k in range(schedule.sweeps):
-            carry = step(carry, k + 1)
-        return carry[0][1:]
 
-
-def _conjugate_gradients(state: SweepState, lead: int | None = None) -> Step:
+def _conjugate_gradients(state: SweepState) -> Step:
     """Return a step of conjugate gradients.
 
-    Step lengths are those of each vector, or with ``lead=1`` those of the first for all. The carry consists of the
-    iterate, the search direction, the gradient, and the squared length of the gradient when it was last renewed.
+    The carry consists of the iterate, the search direction, the gradient, and the squared length of the gradient when
+    it was last renewed.
     """
     apply_map, rows = state.parallel_sweep, state.rows
     plain = _PLAIN_STEPS if state.is_joint else 0
@@ -116,7 +107,7 @@ def _conjugate_gradients(state: SweepState, lead: int | None = None) -> Step:
     floor = max([torch.finfo(rows.dtype).eps, *(4.0 * step.leak for step in state.steps)]) ** 2
 
     def dot(a: Tensor, b: Tensor) -> Tensor:  # (S, P), (S, P) -> (S,)
-        return rows.total_columns((a[:lead] * b[:lead]).sum(1))
+        return rows.total_columns((a * b).sum(1))
 
     def step(carry: Carry, k: int) -> Carry:
         v, search, gradient, renewed = carry
@@ -133,12 +124,12 @@ def _conjugate_gradients(state: SweepState, lead: int | None = None) -> Step:
         v = torch.addcmul(v, length, search, value=-1.0)
         gradient = torch.addcmul(gradient, length, image, value=-1.0)
         del image
-        renew = (dot(gradient, gradient) < _RENEW_BELOW**2 * renewed[:lead]) | (k % _RENEW_EVERY == 0)
+        renew = (dot(gradient, gradient) < _RENEW_BELOW**2 * renewed) | (k % _RENEW_EVERY == 0)
         if plain:
             v, renew = torch.where(useful[:, None], v, v - gradient), renew | ~useful
         if bool(renew.any()):
             gradient = torch.where(renew[:, None], apply_map(v), gradient)
-            renewed = torch.where(renew, dot(gradient, gradient), renewed[:lead])
+            renewed = torch.where(renew, dot(gradient, gradient), renewed)
         weight = torch.where(useful, dot(gradient, gradient) / energy.clamp_min(tiny), 0.0)[:, None]
         return v, torch.addcmul(gradient, weight, search), gradient, renewed
 

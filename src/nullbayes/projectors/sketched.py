@@ -21,7 +21,6 @@ from nullbayes.linalg.held import HeldBlock, HeldRows
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.linalg.rows import Rows
 from nullbayes.linalg.spectral import CholeskyFactor, factor_shifted
-from nullbayes.projectors.base import StepSchedule
 from nullbayes.projectors.iteration import Carry, Iterative, Step
 from nullbayes.projectors.stopping import check_least, check_noise, check_tolerance
 from nullbayes.projectors.sweep import gram_precision
@@ -31,7 +30,6 @@ _LEAST_SHIFT = 1e-2  # δ at least: a part of the rows tells no more of the dire
 _RENEW_EVERY = 20  # steps after which the recurred gradient is replaced by the true one, because it drifts
 _CLEAN_STEPS = 4  # the gradient is long before, and so is its rounding
 _SEED = 0x736B65
-EXACT_RTOL = 5e-3  # rounding grows in the steps that other vectors take; measured: harmless at 1e-2, 3 times at 1e-3
 
 
 @dataclass(frozen=True)
@@ -83,8 +81,7 @@ class Sketched(Iterative):
     Cost for m combinations: :math:`m^2 P` operations for their Gram matrix, :math:`m^3/3` for its factor, at most
     :math:`8RPS` per sweep of S samples, for products with the rows and with the combinations; memory :math:`m^2`
     numbers and the combinations in addition to the rows. It wins over ``Krylov``, on a CPU, where examples have several
-    outputs and all rows in one block are too many to be factored. Processes cannot share the rows. In float32, exact
-    variances need an ``rtol`` of at least 0.005.
+    outputs and all rows in one block are too many to be factored. Processes cannot share the rows.
 
     Parameters
     ----------
@@ -155,21 +152,12 @@ class Sketched(Iterative):
         changes = torch.where(state.scale > 0, carry[2] / state.scale, 0.0)
         return changes.double().square().sum(1).sqrt()
 
-    def apply_transposed(self, state: SketchState, schedule: StepSchedule, vectors: Tensor) -> Tensor:
-        """Take the steps of the sample, with its step lengths: a polynomial p(M⁻¹H), the transpose of M p(M⁻¹H) M⁻¹."""
-        if self.rtol < EXACT_RTOL and state.rows.dtype == torch.float32:
-            msg = (
-                f"Exact variances of a fit by Sketched in float32 lose their digits at a tolerance below "
-                f"{EXACT_RTOL:g}, such as {self.rtol:g}: take those of the samples, exact=False, or fit with "
-                "projector=nb.projectors.Krylov()."
-            )
-            raise SettingsError(msg)
-        own, others = (check_noise(state.rows, part) for part in (schedule.noise, vectors))
-        carry = self._start(state, torch.cat([own, state.precondition(others)]))
-        step = _conjugate_gradients(state, lead=1)
-        for k in range(schedule.sweeps):
+    def apply_transposed(self, state: SketchState, vectors: Tensor, sweeps: int) -> Tensor:
+        """Take the steps in the order M p(M⁻¹H) M⁻¹ of the transposed polynomial p(M⁻¹H), which is not symmetric."""
+        carry, step = self._start(state, state.precondition(check_noise(state.rows, vectors))), self._step(state)
+        for k in range(sweeps):
             carry = step(carry, k + 1)
-        return state.unprecondition(carry[0][1:])
+        return state.unprecondition(carry[0])
 
 
 def combinations(share: float, rows_per_example: int) -> int:
@@ -203,16 +191,16 @@ def combine(rows: Rows, count: int, scale: Tensor) -> tuple[Tensor, HeldBlock]: 
     return weights, held.block(0, held.n_rows)
 
 
-def _conjugate_gradients(state: SketchState, lead: int | None = None) -> Step:
+def _conjugate_gradients(state: SketchState) -> Step:
     """Return a step of preconditioned conjugate gradients.
 
-    Step lengths are those of each vector, or with ``lead=1`` those of the first for all. The carry consists of the
-    iterate v, the search direction, Ã v, and the squared length of the gradient in the norm of δ M⁻¹.
+    The carry consists of the iterate v, the search direction, Ã v, and the squared length of the gradient in the norm
+    of δ M⁻¹.
     """
     tiny, floor = torch.finfo(state.rows.dtype).tiny, torch.finfo(state.rows.dtype).eps ** 2
 
     def dot(a: Tensor, b: Tensor) -> Tensor:  # (S, n), (S, n) -> (S,)
-        return (a[:lead] * b[:lead]).sum(1)
+        return (a * b).sum(1)
 
     def step(carry: Carry, k: int) -> Carry:
         v, search, changes, energy = carry
@@ -225,7 +213,7 @@ def _conjugate_gradients(state: SketchState, lead: int | None = None) -> Step:
         changes = torch.addcmul(changes, length, image, value=-1.0) if k % _RENEW_EVERY else state.mv(v)
         gradient, preconditioned = state.search(changes, clean=k <= _CLEAN_STEPS)
         after = dot(gradient, preconditioned)
-        weight = torch.where(useful, after / energy[:lead].clamp_min(tiny), 0.0)[:, None]
-        return v, torch.addcmul(preconditioned, weight, search), changes, after.expand(len(v)).clone()
+        weight = torch.where(useful, after / energy.clamp_min(tiny), 0.0)[:, None]
+        return v, torch.addcmul(preconditioned, weight, search), changes, after
 
     return step
