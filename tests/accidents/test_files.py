@@ -26,7 +26,13 @@ OTHER_VERSION = "not a posterior file of this version, or it was altered"
 
 def test_a_file_is_tensors_and_json(saved: Path) -> None:
     with safe_open(saved, framework="pt") as file:
-        assert list(file.keys()) == ["directions", "familiar.features", "familiar.sums", "familiar.table.0"]
+        assert list(file.keys()) == [
+            "directions",
+            "familiar.features",
+            "familiar.sums",
+            "familiar.table.0",
+            "familiar.tables",
+        ]
         text, digest = file.metadata()["nullbayes"].split("\n")
     header = json.loads(text)
     assert header["format_version"] == io.FORMAT_VERSION == 6

@@ -31,7 +31,7 @@ _CHANCE = 0.05  # of the inputs may be training inputs without a warning
 _SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
 _ROUNDING = 1e-7  # of a squared distance in float32
-_TABLE = "table."  # and a number: names of the tensors of rows in a file
+_TABLE, _COUNT = "table.", "tables"  # names in a file: of the tensors of rows, with a number, and how many there are
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,8 @@ def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
     """Return what the header and the tensors of a file hold."""
     if familiar is None:
         return None, {}
-    found = {"features": familiar.features, "sums": familiar.sums}
+    count = torch.tensor(len(familiar.table), dtype=torch.int64, device="cpu")
+    found = {"features": familiar.features, "sums": familiar.sums, _COUNT: count}
     found |= {f"{_TABLE}{i}": tensor for i, tensor in enumerate(familiar.table)}
     return familiar.layer, {f"familiar.{name}": tensor for name, tensor in found.items()}
 
@@ -209,13 +210,14 @@ def from_file(
     """Return what a file holds, if it is that of so many training examples."""
     if layer is None:
         return None
-    features, sums = (tensors.get(f"familiar.{name}") for name in ("features", "sums"))
-    count = sum(name.startswith(f"familiar.{_TABLE}") for name in tensors)
-    table = [tensors.get(f"familiar.{_TABLE}{i}") for i in range(count)]
+    features, sums, count = (tensors.get(f"familiar.{name}") for name in ("features", "sums", _COUNT))
+    names = [name for name in tensors if name.startswith(f"familiar.{_TABLE}")]
+    table = [tensors.get(f"familiar.{_TABLE}{i}") for i in range(len(names))]
     if (
         features is None or features.ndim != 2 or not features.numel() or features.dtype != network.dtype
         or not bool(torch.isfinite(features).all())
         or sums is None or sums.ndim != 1 or len(sums) != (n_data or len(sums)) or sums.dtype != torch.int64
+        or count is None or count.numel() != 1 or int(count) != len(table)
         or any(part is None or not 1 <= part.ndim <= 2 or len(part) != len(features) for part in table)
         or (table and rows_of(table) is None)
     ):  # fmt: skip
