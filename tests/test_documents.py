@@ -29,6 +29,7 @@ def test_every_module_has_tests_that_guard_it() -> None:
     assert not missing, "not in the table of CONTRIBUTING.md: run make guards"
     assert not gone, "in the table of CONTRIBUTING.md, but there is no such module: run make guards"
     assert all(found.values())
+    assert list(found) == sorted(found), "the table of CONTRIBUTING.md is not sorted: run make guards"
 
 
 def test_tests_that_guard_a_module_exist() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import nullbayes as nb
 from nullbayes.errors import DataError, InputError, NullBayesWarning, SettingsError
-from nullbayes.predictive import SCORES
+from nullbayes.predictive import OF_MEAN, SCORES
 from support.drawing import randint, randn
 
 VOCABULARY, CLASSES, LENGTH = 30, 4, 12
@@ -220,7 +220,7 @@ def test_scores_of_images_have_one_number_per_pixel() -> None:
 
 def test_scores_of_the_map_network_ignore_padding(model: nn.Module) -> None:
     posterior, long = fit(nb.baselines.MAP, model), padded(IDS[:5, :3], 4)
-    for kind in ("max_probability", "max_logit", "energy", "generalized_entropy", "entropy"):
+    for kind in OF_MEAN:
         short = posterior.ood_score(IDS[:5, :3], kind, mask="all")
         torch.testing.assert_close(posterior.ood_score(long, kind, mask=long != 0), short)
         assert posterior.ood_score(long, kind, mask=long != 0, per="position").isnan().sum() == 20

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +16,12 @@ import nullbayes as nb
 from nullbayes import predictive
 from nullbayes.errors import LikelihoodError
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, Regression
+from nullbayes.predictive import OF_MEAN, SCORES
 from support.drawing import randn
 from support.models import MLP, REGRESSION
 
-OF_MEAN = ("max_probability", "max_logit", "energy", "generalized_entropy", "entropy")
-OF_PROBABILITIES = ("max_probability", "generalized_entropy", "entropy")
+OF_LOGITS = ("energy", "max_logit")
+OF_PROBABILITIES = tuple(kind for kind in OF_MEAN if kind not in OF_LOGITS)
 each_score = pytest.mark.parametrize("kind", OF_MEAN)
 D = torch.float64
 
@@ -33,6 +38,76 @@ def score(outputs: Tensor, likelihood: Likelihood, kind: str, mask: Tensor | Non
 
 def draw(*shape: int, scale: float = 3.0) -> Tensor:
     return scale * randn(*shape, generator=torch.Generator().manual_seed(0), dtype=D)
+
+
+# --- definitions ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One decision between C classes, as S samples of the logits see it."""
+
+    samples: Tensor  # (S, C)
+
+    @property
+    def logits(self) -> Tensor:  # (C,), of the mean
+        return self.samples.mean(0)
+
+    @property
+    def each(self) -> Tensor:  # (S, C)
+        return self.samples.exp() / self.samples.exp().sum(1, keepdim=True)
+
+    @property
+    def probs(self) -> Tensor:  # (C,), averaged over the samples
+        return self.each.mean(0)
+
+    @property
+    def own(self) -> Tensor:  # (C,), of the mean logits
+        return self.logits.exp() / self.logits.exp().sum()
+
+
+def spread(values: Tensor) -> Tensor:  # (S, C) -> (C,)
+    return (values - values.mean(0)).square().sum(0) / (len(values) - 1)
+
+
+def entropy(p: Tensor) -> Tensor:
+    return -(p * p.log()).sum(-1)
+
+
+FORMULAS: dict[str, Callable[[Decision], Tensor]] = {  # every score of the library, written out once more
+    "max_variance": lambda d: spread(d.samples).max(),
+    "sum_variance": lambda d: spread(d.samples).sum(),
+    "max_prob_variance": lambda d: spread(d.each).max(),
+    "entropy": lambda d: entropy(d.probs),
+    "mutual_information": lambda d: entropy(d.probs) - entropy(d.each).mean(),
+    "energy": lambda d: -d.logits.exp().sum().log(),
+    "max_logit": lambda d: -d.logits.max(),
+    "max_probability": lambda d: 1 - d.probs.max(),
+    "generalized_entropy": lambda d: (d.own * (1 - d.own)).pow(0.1).sum(),
+}
+
+
+def by_hand(kind: str, samples: Tensor) -> float:  # (S, C)
+    return float(FORMULAS[kind](Decision(samples)))
+
+
+def test_every_score_has_a_formula_here_a_section_and_a_line_where_users_look() -> None:
+    assert set(FORMULAS) == set(SCORES)
+    page = (Path(__file__).parents[1] / "docs" / "scores.md").read_text(encoding="utf-8")
+    sections = {name for title in re.findall(r"(?m)^### (.+)$", page) for name in title.split(" and ")}
+    assert set(SCORES) <= sections
+    for described in (nb.ProjectedPosterior.ood_score, predictive.scores):
+        assert not [kind for kind in SCORES if not re.search(rf'["`]{kind}["`]', str(described.__doc__))], described
+    assert not [kind for kind in OF_MEAN if f'"{kind}"' not in str(nb.baselines.MAP.__doc__)]
+
+
+@pytest.mark.parametrize("kind", SCORES)
+def test_scores_are_their_formulas(kind: str) -> None:
+    samples = draw(6, 4, 5, scale=1.5)  # of four inputs
+    mean, likelihood = samples.mean(0), Classification()
+    prediction = predictive.summarize(mean, samples - mean, likelihood, "mc")
+    wanted = torch.tensor([by_hand(kind, samples[:, i]) for i in range(4)], dtype=D)
+    torch.testing.assert_close(predictive.score(prediction, likelihood, kind), wanted)
 
 
 # --- certain and undecided predictions --------------------------------------------------------------------------------
@@ -84,7 +159,7 @@ def test_confidently_negative_inputs_are_as_familiar_as_confidently_positive_one
     assert (negative[:4].diff() < 0).all()
 
 
-@pytest.mark.parametrize("kind", ["energy", "max_logit"])
+@pytest.mark.parametrize("kind", OF_LOGITS)
 def test_of_several_labels_those_that_apply_make_an_input_familiar(kind: str) -> None:
     none, one, two = torch.tensor([[-9.0, -9.0], [-9.0, 9.0], [9.0, 9.0]], dtype=D).split(1)
     scores = [float(score(outputs, Bernoulli("multilabel"), kind)) for outputs in (none, one, two)]
@@ -99,7 +174,7 @@ def test_the_order_of_the_classes_does_not_matter(kind: str) -> None:
         torch.testing.assert_close(score(outputs[:, order], likelihood, kind), score(outputs, likelihood, kind))
 
 
-@pytest.mark.parametrize("kind", ["energy", "max_logit"])
+@pytest.mark.parametrize("kind", OF_LOGITS)
 def test_scores_of_logits_follow_a_shift_of_all_of_them_and_scores_of_probabilities_do_not(kind: str) -> None:
     outputs = draw(6, 5)
     torch.testing.assert_close(
@@ -128,24 +203,12 @@ def test_a_temperature_changes_no_score_of_the_mean_outputs() -> None:
 # --- positions --------------------------------------------------------------------------------------------------------
 
 
-def by_hand(kind: str, f: Tensor) -> float:  # (C,)
-    """A score of one decision between classes."""
-    p = f.exp() / f.exp().sum()
-    return float({
-        "max_probability": 1 - p.max(),
-        "max_logit": -f.max(),
-        "energy": -f.exp().sum().log(),
-        "generalized_entropy": (p * (1 - p)).pow(0.1).sum(),
-        "entropy": -(p * p.log()).sum(),
-    }[kind])  # fmt: skip
-
-
 @each_score
 @pytest.mark.parametrize("layout", ["images", "sequences"])
 def test_scores_of_positions_are_averaged_without_the_masked_ones(kind: str, layout: str) -> None:
     values = draw(3, 4, 5)  # (n, positions, classes)
     mask = torch.tensor([[1, 1, 1, 1], [1, 0, 1, 0], [0, 0, 0, 1]]).bool()
-    wanted = torch.tensor([[by_hand(kind, values[i, t]) for t in range(4)] for i in range(3)], dtype=D)
+    wanted = torch.tensor([[by_hand(kind, values[i, t][None]) for t in range(4)] for i in range(3)], dtype=D)
     if layout == "images":
         outputs, likelihood, shape = values.movedim(2, 1).unflatten(2, (2, 2)), Classification(class_dim=1), (3, 2, 2)
     else:

@@ -51,7 +51,8 @@ def test_reference_has_every_public_name_once(module: ModuleType) -> None:
         if value.__module__.startswith("nullbayes") and name not in ("warn", "optional")
         if module is errors or value.__module__ != errors.__name__
     }
-    assert sorted(shown) == sorted(public)
+    assert len(shown) == len(set(shown)), "a name is there twice"
+    assert (public - set(shown), set(shown) - public) == (set(), set()), "not in docs/api; there, but not public"
 
 
 # --- troubleshooting --------------------------------------------------------------------------------------------------
@@ -118,6 +119,18 @@ def test_every_warning_has_an_entry() -> None:
     messages, pieces = warned(), [piece for piece in quoted() if len(piece) >= 16]  # "file" is in many
     assert len(messages) > 10
     assert not [message for message in messages if not any(piece in message for piece in pieces)]
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_what_is_typed_is_defined_in_the_file_that_is_printed() -> None:
+    page, readme = ((ROOT / path).read_text(encoding="utf-8") for path in ("docs/command-line.md", "README.md"))
+    [printed] = re.findall(r"(?ms)^```python\n# own\.py\n(.*?)^```", page)
+    defined = {node.name for node in ast.walk(ast.parse(printed)) if isinstance(node, ast.FunctionDef)}
+    typed = re.findall(r"own:(\w+)", "\n".join(re.findall(r"(?ms)^```sh\n(.*?)^```", page + readme)))
+    assert len(typed) > 20
+    assert set(typed) == defined
 
 
 # --- figures, pictures, versions --------------------------------------------------------------------------------------

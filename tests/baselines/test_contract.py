@@ -250,6 +250,7 @@ class Tagger(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.CollapseWarning")  # a small network
+@pytest.mark.filterwarnings("ignore:.*are training data")
 @each_method
 def test_outputs_may_have_positions_and_be_taken_from_what_the_model_returns(method: Method, tmp_path: Path) -> None:
     if not method.positions:

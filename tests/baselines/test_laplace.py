@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.baselines import DiagonalLaplace, LastLayerLaplace, LinearizedLaplace
-from nullbayes.errors import LikelihoodError, ModelError, NotFittedError, SettingsError
+from nullbayes.errors import LikelihoodError, ModelError, NotFittedError, NullBayesWarning, SettingsError
 from support.models import (
     CLASSIFICATION,
     CUSTOM,
@@ -171,6 +172,32 @@ def test_the_last_layer_is_the_one_that_is_called_last() -> None:
     assert set(chosen.sample()) == {"body.weight", "body.bias"}
 
 
+class TwoHeads(nn.Module):
+    """The layer that is called last is not the one that gives the outputs."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.body, self.main, self.aux, self.scale = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(5, 2), scale
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        features = self.body(x).tanh()
+        return {"logits": self.scale * self.main(features), "aux": self.aux(features)}
+
+
+def test_the_last_layer_is_the_one_that_returns_the_outputs() -> None:
+    posterior = LastLayerLaplace(TwoHeads().double()).fit([CLASSIFICATION.data()], 3, progress=False)
+    assert set(posterior.sample()) == {"main.weight", "main.bias"}
+    assert (posterior.functional_variance(CLASSIFICATION.data()[0], exact=True) > 0).all()
+
+
+def test_a_last_layer_that_outputs_do_not_depend_on_is_refused() -> None:
+    posterior = LastLayerLaplace(TwoHeads(scale=0.5).double())  # no layer returns the outputs
+    with pytest.raises(ModelError, match=r'not depend on aux\.weight, aux\.bias.*parameters="head\.\*"'):
+        posterior.fit([CLASSIFICATION.data()], 3, progress=False)
+    named = LastLayerLaplace(TwoHeads(scale=0.5).double(), parameters="main.*")
+    assert set(named.fit([CLASSIFICATION.data()], 3, progress=False).sample()) == {"main.weight", "main.bias"}
+
+
 def test_a_network_without_a_linear_layer_is_refused() -> None:
     model = nn.Sequential(nn.Conv2d(2, 3, (6, 5)), nn.Flatten()).double()
     with pytest.raises(ModelError, match=r"parameters=\[\.\.\.\]"):
@@ -214,6 +241,22 @@ def test_held_out_likelihood_chooses_from_the_grid_of_the_paper(kind: type) -> N
     assert score(best) <= min(scores.values()) + 1e-6
 
 
+@pytest.mark.filterwarnings("ignore:The held-out likelihood is still rising")
+@pytest.mark.parametrize("kind", [nb.ProjectedPosterior, DiagonalLaplace, LinearizedLaplace])
+@pytest.mark.parametrize("how", ["nll", "grid"])
+def test_a_precision_chosen_by_training_data_causes_a_warning(kind: type, how: str) -> None:
+    posterior, data = fit(kind, n=30), CLASSIFICATION.data(MLP, 30)
+    with pytest.warns(NullBayesWarning, match="30 of the 30 inputs are training data: precision and temperature that"):
+        posterior.optimize_prior_precision(data, how)
+    with pytest.warns(NullBayesWarning, match="30 of the 30 inputs are training data: a sentence"):
+        posterior._evaluate([data], "a sentence")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*are training data")
+        posterior.optimize_prior_precision((data[0] + 0.1, data[1]), how)
+        posterior.check_fit(*data)  # which asks how well training data are predicted
+
+
+@pytest.mark.filterwarnings("ignore:.*are training data")
 def test_a_failed_search_leaves_the_precision_as_it_was() -> None:
     posterior = fit(DiagonalLaplace)
     x, _ = CLASSIFICATION.data()

@@ -25,6 +25,8 @@ from nullbayes.posteriors import SamplePosterior
 from support.method_table import X_NEW
 from support.models import CLASSIFICATION, MLP, batches
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*are training data")  # which test no one's quality here
+
 
 @dataclass(frozen=True)
 class Isotropic(Method[Tensor]):

@@ -51,6 +51,6 @@ def test_the_combined_score_may_be_named_where_it_was_learned(calibrated: dict[s
 
 def test_the_legend_says_which_methods_are_not_calibrated(calibrated: dict[str, Any], network: Any) -> None:
     together = str(nb.evaluate({**calibrated, "network": network}, (X, Y), STRANGERS))
-    assert "not calibrated: MAP; call calibrate(held_out) on all methods, or on none" in together
+    assert "not calibrated: network; call calibrate(held_out) on all methods, or on none" in together
     assert "not calibrated" not in str(nb.evaluate(calibrated, (X, Y), STRANGERS))
     assert "not calibrated" not in str(nb.evaluate({"network": network}, (X, Y), STRANGERS))

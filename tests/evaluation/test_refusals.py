@@ -19,8 +19,6 @@ def test_sets_that_cannot_be_compared_are_refused(projected: Any) -> None:
     def ask(in_data: Any = (X, Y), strangers: Any = STRANGERS, **options: Any) -> None:
         nb.evaluate([projected], in_data, strangers, **options)
 
-    with pytest.raises(DataError, match="There are no strangers: pass at least one set"):
-        ask(strangers={})
     with pytest.raises(DataError, match="strangers must be a mapping from names to inputs"):
         ask(strangers=FAR)
     with pytest.raises(DataError, match=r"strangers\['far'\]: There is nothing to predict"):
@@ -63,6 +61,10 @@ def test_methods_that_cannot_be_compared_are_refused(projected: Any, network: An
         ask({"a": nb.baselines.LocalEnsemble(MLP.build(3))})
     with pytest.raises(SettingsError, match="'a' is a Sequential, which has no ood_score"):
         ask({"a": MLP.build(3)})
+    with pytest.raises(SettingsError, match=r"'a' is the class KNN: pass an object, KNN\(model\)\.fit\(x, y\)"):
+        ask({"a": nb.detectors.KNN})
+    with pytest.raises(SettingsError, match=r"'KNN' is the class KNN: pass an object"):
+        ask([nb.detectors.KNN])
     with pytest.raises(SettingsError, match="There is no method to evaluate"):
         ask([])
     with pytest.raises(SettingsError, match="methods must be a mapping"):

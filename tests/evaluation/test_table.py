@@ -46,8 +46,9 @@ def test_the_legend_says_what_a_star_is() -> None:
 def test_the_legend_says_which_methods_have_the_default_prior_precision(network: Any) -> None:
     laplace = fitted(nb.baselines.DiagonalLaplace)
     methods = {"laplace": laplace, "network": network, "projected": fitted(nb.ProjectedPosterior, prior_precision=1.0)}
-    line = "at the default prior precision of 1: DiagonalLaplace; optimize_prior_precision(held_out) chooses one"
+    line = "at the default prior precision of 1: laplace; optimize_prior_precision(held_out) chooses one"
     assert line in str(nb.evaluate(methods, (X, Y), STRANGERS)).splitlines()
+    assert line in str(nb.evaluate(methods, (X, Y), STRANGERS, scores="all")).splitlines()
     laplace.prior_precision = 50.0
     assert "default" not in str(nb.evaluate(methods, (X, Y), STRANGERS))
     assert "default" not in str(table(made("a score alone", None, 0.5, default_precision=True)))
@@ -68,6 +69,21 @@ def test_text_fits_a_line_with_many_strangers_and_long_names(projected: Any, net
         assert text.count("AUROC") == 5
         assert text.count("NLL") == 1
         assert ("[" in text) == (bootstrap > 0)
+
+
+@pytest.mark.parametrize("strangers", [None, {}])
+def test_predictions_are_compared_without_strangers(projected: Any, ensemble: Any, strangers: Any) -> None:
+    found = nb.evaluate({"projected": projected, "a score": ensemble}, (X, Y), strangers)
+    lines = str(found).splitlines()
+    assert lines[0].split() == ["familiar", "(60)", "cost"]
+    assert "accuracy" in lines[1]
+    assert not {"AUROC", "AUPR", "flagged"} & set(lines[1].split())
+    assert lines[3].split()[:4] == ["a", "score", "-", "-"]
+    assert {group for group, _ in found.to_pandas()} == {"familiar", "cost"}
+    assert "AUROC" not in nb.evaluate([projected], (X, Y), strangers, bootstrap=5).to_markdown()
+    assert len(found.plot().axes) == 1
+    with pytest.raises(nb.errors.SettingsError, match="nothing to draw: no method predicts"):
+        nb.evaluate({"a score": ensemble}, (X, Y)).plot()
 
 
 def test_markdown_is_one_table(evaluation: Evaluation) -> None:

@@ -159,6 +159,62 @@ def test_scores_of_positions_are_exported() -> None:
         agree(found, posterior, SEQUENCES[20:27], kind)
 
 
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = nn.Embedding(10, 4), nn.Linear(4, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.inner(input_ids)))
+
+
+def test_padding_counts_in_no_exported_score() -> None:
+    torch.manual_seed(0)
+    mask = (torch.arange(6) < torch.arange(1, 6).repeat(4)[:, None]).long()  # 20 sentences of one to five words
+    words = torch.randint(1, 10, (20, 6)) * mask
+    posterior = nb.ProjectedPosterior(Tagger(), prior_precision=1.0)
+    batch = {"input_ids": words[:4], "attention_mask": mask[:4]}
+    posterior.fit([batch | {"labels": words[:4].remainder(3).masked_fill(mask[:4] == 0, -100)}], progress=False)
+    new = {"input_ids": words[11:], "attention_mask": mask[11:]}
+    for kind in ("entropy", "max_variance"):
+        agree(export(posterior, taken(new, 0, 2), score=kind)(new), posterior, new, kind)
+
+
+def test_named_inputs_of_a_program_are_taken_by_name() -> None:
+    torch.manual_seed(0)
+    first, second = POINTS, POINTS.flip(1)
+    posterior = fitted(TwoInputs(), {"first": first, "second": second})
+    exported = export(posterior, {"first": first[:2], "second": second[:2]})
+    agree(
+        exported({"second": second[20:], "first": first[20:]}),
+        posterior,
+        taken({"first": first, "second": second}, 20, 40),
+        "entropy",
+    )
+    with pytest.raises(DataError, match="takes first, second, not first, other: pass inputs as for export"):
+        exported({"first": first[20:], "other": second[20:]})
+
+
+class OfOneMapping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = TwoInputs()
+
+    def forward(self, named: dict[str, Tensor], scale: Tensor) -> Tensor:
+        return self.inner(named["first"], named["second"]) * scale
+
+
+def test_named_inputs_inside_a_tuple_are_taken_by_name() -> None:
+    torch.manual_seed(0)
+    named, scale = {"first": POINTS, "second": POINTS.flip(1)}, POINTS[:, :1]
+    posterior = nb.ProjectedPosterior(OfOneMapping(), prior_precision=1.0)
+    posterior.fit([((taken(named, 0, 3), scale[:3]), torch.arange(3))], 5, progress=False)
+    exported = export(posterior, (taken(named, 0, 2), scale[:2]))
+    assert exported.inputs == ("input_0.first", "input_0.second", "input_1")
+    turned = {"second": named["second"][20:], "first": named["first"][20:]}
+    agree(exported((turned, scale[20:])), posterior, (taken(named, 20, 40), scale[20:]), "entropy")
+
+
 class Sorting(nn.Module):
     """It looks at the values of its inputs to decide what to do."""
 

@@ -28,6 +28,10 @@ than samples, rows are the faster way in any case. The report of a fit says whic
 
 Switches of torch that stand in the way (fused attention, the recurrent layers of oneDNN and cuDNN, reduced precision)
 are set while a computation needs it and then put back. The routes are those on a CPU; other devices may take others.
+
+**Inputs** are the arguments of `forward`: a tensor is one argument, a tuple is several, and a dict is passed by
+keyword, `model(**x)`. Where `forward` takes one dict, put the dict into a tuple of one: `posterior.predict((x,))`, and
+`batch_fn=lambda batch: ((batch["x"],), batch["y"])` for a loader that yields dicts with `x` and `y`.
 """
 
 

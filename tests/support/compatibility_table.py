@@ -93,6 +93,7 @@ CASES = (
     ),
     Case("tuple of inputs", "Inputs and outputs", zoo.two_inputs, zoo.pairs),
     Case("dict of inputs, by keyword", "Inputs and outputs", zoo.keywords, zoo.named),
+    Case("one dict, as a tuple of one: `(x,)`", "Inputs and outputs", zoo.of_one_dict, lambda n, g: (zoo.named(n, g),)),
     Case(
         "ModelOutput or dict with logits",
         "Inputs and outputs",

@@ -12,15 +12,13 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from nullbayes import baselines, detectors
+from nullbayes import baselines, detectors, predictive
 from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
-OF_NETWORK = ("max_probability", "max_logit", "energy", "generalized_entropy", "entropy")  # that need no samples
-SCORES = (
-    "entropy", "max_variance", "sum_variance", "max_prob_variance", "generalized_entropy", "mutual_information",
-    "energy", "max_logit", "max_probability",
-)  # fmt: skip
+# the scores of the library, with the default first: those that need no samples, and all
+OF_NETWORK = ("max_probability", *(kind for kind in predictive.OF_MEAN if kind != "max_probability"))
+SCORES = ("entropy", *(kind for kind in predictive.SCORES if kind != "entropy"))
 
 
 @dataclass(frozen=True)

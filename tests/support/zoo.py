@@ -225,6 +225,10 @@ def keywords() -> nn.Module:
     )  # fmt: skip
 
 
+def of_one_dict() -> nn.Module:
+    return Wired(lambda self, batch: self.inner(**batch), inner=keywords())
+
+
 def named(n: int, generator: torch.Generator) -> dict[str, Tensor]:
     return {"tokens": words(6, 4)(n, generator), "left": numbers(2)(n, generator)}
 

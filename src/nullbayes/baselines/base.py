@@ -23,12 +23,14 @@ from nullbayes.baselines.method import (
     rows_at,
 )
 from nullbayes.baselines.tuning import best_by_evidence, best_by_likelihood, check_how, check_prior
+from nullbayes.decisions import watched
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.header import Fields, count
+from nullbayes.posteriors.scale import CONFIDENT
 from nullbayes.posteriors.scoring import COMBINED, VARIANCE, Scoring
 from nullbayes.precision import full_precision
 from nullbayes.predictive import SCORES, Mask, Prediction, default_link, joined, scores_of
@@ -290,7 +292,8 @@ class Baseline(SamplePosterior):
     def _evaluate(self, loader: Iterable[Any], purpose: str = "") -> tuple[Tensor, Tensor, Tensor]:
         self._need_samples()
         outputs, changes, targets = [], [], []
-        for x, y in self._pieces(loader):
+        pieces = self._pieces(loader)
+        for x, y in watched(pieces, self._familiar, purpose) if purpose else pieces:
             own = self._network.outputs(x)
             self._likelihood.check(own, y)
             change = self.predict(x).samples - own
@@ -348,7 +351,8 @@ class Baseline(SamplePosterior):
         if how == "marglik":
             best = best_by_evidence(self.curvature, float(self._network.theta.double().square().sum()))
         else:
-            best = best_by_likelihood(how, self._pieces(loader), self._likelihood, predictor, pred_type)
+            pieces = watched(self._pieces(loader), self._familiar, CONFIDENT)
+            best = best_by_likelihood(how, pieces, self._likelihood, predictor, pred_type)
         self.prior_precision = best
         return best
 

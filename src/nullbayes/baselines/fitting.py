@@ -13,6 +13,7 @@ from torch import Tensor
 from nullbayes.baselines.method import FitContext, Learned, Method
 from nullbayes.errors import LikelihoodError, SettingsError
 from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.features import FEW
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.network import Network
 from nullbayes.posteriors.arguments import data_and_count, draw_seed, memory_limit_bytes
@@ -55,7 +56,7 @@ def run_fit(
         with meter.phase("data"), full_precision():
             examples = Examples(loader, posterior._batch_fn, network.device, dtype=network.dtype)
             if choose_parameters:
-                network = method.parameters(network, examples.read(0, 1)[0])
+                network = method.parameters(network, examples.read(0, min(FEW, len(examples)))[0])
             if method.hessian and likelihood.name == "custom":
                 msg = (
                     f"{name} needs the Hessian of the loss in the outputs, which is not known for a loss of your own: "

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.method import FitContext, Learned, LikelihoodLike, Method, Options, check_counts
 from nullbayes.errors import ModelError, SettingsError
+from nullbayes.jacobian.features import find_last_layer
 from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.products import linearized
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.limits import normal_bytes
 from nullbayes.linalg.curvature import (
@@ -130,7 +132,14 @@ class _Full(Laplace):
     def parameters(self, network: Network, x: Any) -> Network:
         if not self.last_layer:
             return network
-        return Network(network.model, last_linear(network, x), network.output_fn)
+        chosen = Network(network.model, last_linear(network, x), network.output_fn)
+        if not linearized(chosen, x, normal(chosen, 0, 0, 1).to(chosen.device))[1].any():
+            msg = (
+                f"The outputs do not depend on {', '.join(chosen.names)}, which the network calls last: name the "
+                'parameters of the layer that gives the outputs, parameters="head.*".'
+            )
+            raise ModelError(msg)
+        return chosen
 
     def approximate(self, context: FitContext) -> Curvature:
         rows, most = context.rows, _FACTORED.get(context.rows.device.type, 8_000)
@@ -190,7 +199,8 @@ class LastLayerLaplace(Baseline):
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     parameters : optional
-        Which parameters vary: by default those of the ``nn.Linear`` that the network calls last.
+        Which parameters vary: by default those of the ``nn.Linear`` that returns the outputs, or of the one that is
+        called last if none does.
     prior_precision, batch_fn, output_fn : optional
         The precision of the Gaussian prior (1.0, until ``optimize_prior_precision(held_out)`` chooses one); functions
         that read batches and outputs. See :class:`Baseline <nullbayes.baselines.Baseline>` for details.
@@ -264,7 +274,8 @@ class LanczosLaplace(Baseline):
 
 
 def last_linear(network: Network, x: Any) -> list[str]:
-    """Return the names of the parameters of the linear layer that the network calls last."""
+    """Return the names of the parameters of the linear layer that returns the outputs, or else is called last."""
+    name, returns_outputs = find_last_layer(network, x)
     called: list[nn.Module] = []
     layers = [layer for layer in network.module.modules() if isinstance(layer, nn.Linear)]
     with network.lock:
@@ -277,5 +288,6 @@ def last_linear(network: Network, x: Any) -> list[str]:
     if not called:
         msg = "The network calls no nn.Linear, so its last layer is unknown: name its parameters, parameters=[...]."
         raise ModelError(msg)
-    last = {id(parameter) for parameter in called[-1].parameters()}
+    head = network.module.get_submodule(name) if returns_outputs else None
+    last = {id(parameter) for parameter in (head if head in layers else called[-1]).parameters()}
     return [name for name, parameter in network.module.named_parameters() if id(parameter) in last]

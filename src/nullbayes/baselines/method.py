@@ -192,7 +192,7 @@ class Method(ABC, Generic[State]):
         return network.theta.new_zeros(0, network.n_parameters)
 
     def parameters(self, network: Network, x: Any) -> Network:
-        """Return the network with the parameters that vary if the user chose none; ``x`` is one training input."""
+        """Return the network with the parameters that vary if the user chose none; ``x`` are a few inputs."""
         return network
 
     def predict(self, state: State, question: Question) -> Prediction:

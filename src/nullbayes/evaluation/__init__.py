@@ -23,7 +23,7 @@ _ALPHA = 0.05  # of false alarms
 def evaluate(
     methods: Mapping[str, Any] | Sequence[Any],
     in_data: Any,
-    strangers: Mapping[str, Any],
+    strangers: Mapping[str, Any] | None = None,
     *,
     scores: str | None = None,
     bootstrap: int = 0,
@@ -39,8 +39,9 @@ def evaluate(
         (method, score) judges a method by that score.
     in_data : loader, pair (x, y), mapping with targets, or dataset
         Familiar data with targets that no method was fitted to, in a fixed order.
-    strangers : mapping of str to loader or inputs
-        Sets of inputs unlike the familiar ones, by name. Targets are skipped if there are any.
+    strangers : mapping of str to loader or inputs, optional
+        Sets of inputs unlike the familiar ones, by name. Targets are skipped if there are any. Without strangers,
+        predictions and costs are compared alone.
     scores : str, optional
         The score that all methods are judged by, or "all" for one row per method and score, named "method: score". By
         default each method is judged by its default, which is what it decides by if it is calibrated.
@@ -61,7 +62,7 @@ def evaluate(
     Raises
     ------
     DataError
-        If there are no strangers, a set is empty, or targets are missing.
+        If a set is empty, or targets are missing.
     SettingsError
         If a method does not have the score, or two rows would have the same name.
     LikelihoodError

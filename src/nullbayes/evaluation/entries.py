@@ -54,6 +54,9 @@ def read_methods(methods: Any, scores: str | None) -> list[Entry]:
     entries = []
     for name, given in named:
         method, kind = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+        if isinstance(method, type):
+            msg = f"{name!r} is the class {method.__name__}: pass an object, {method.__name__}(model).fit(x, y)."
+            raise SettingsError(msg)
         if not hasattr(method, "ood_score"):
             msg = f"{name!r} is {_described(method)}, which has no ood_score: pass a fitted posterior or baseline."
             raise SettingsError(msg)
@@ -80,12 +83,10 @@ def read_familiar(data: Any) -> Any:
 
 
 def read_strangers(strangers: Any) -> dict[str, Any]:
-    """Return the sets of strangers by name."""
+    """Return the sets of strangers by name; there may be none, if only predictions are compared."""
+    strangers = {} if strangers is None else strangers
     if not isinstance(strangers, Mapping) or not all(isinstance(name, str) for name in strangers):
         msg = 'strangers must be a mapping from names to inputs, such as {"noise": x}.'
-        raise DataError(msg)
-    if not strangers:
-        msg = 'There are no strangers: pass at least one set of inputs unlike the familiar ones, such as {"noise": x}.'
         raise DataError(msg)
     for name, data in strangers.items():
         _check_repeats(f"strangers[{name!r}]", data)
@@ -111,7 +112,8 @@ def _named(methods: Any) -> Iterator[tuple[str, Any]]:
         msg = f'methods must be a mapping such as {{"projected": posterior}}, not {_described(methods)}.'
         raise SettingsError(msg)
     for given in methods:
-        yield type(given[0] if isinstance(given, tuple) and given else given).__name__, given
+        method = given[0] if isinstance(given, tuple) and given else given
+        yield (method if isinstance(method, type) else type(method)).__name__, given
 
 
 def _kinds(name: str, method: Any, asked: str | None, for_all: bool) -> dict[str, str | None]:

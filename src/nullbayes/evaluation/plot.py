@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nullbayes.errors import optional
+from nullbayes.errors import SettingsError, optional
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,20 +30,24 @@ def draw(evaluation: Evaluation) -> Figure:
         from matplotlib.figure import Figure
 
     predicted = [row for row in evaluation.rows if row.reliability is not None]
-    names, width = list(evaluation.n_strangers), 3 if predicted else 2
-    figure = Figure(figsize=(4.8 * width, 4.2 * len(names)), layout="constrained")
+    names = list(evaluation.n_strangers)
+    height, width = max(1, len(names)), 2 * bool(names) + bool(predicted)
+    if not width:
+        msg = 'There is nothing to draw: no method predicts, and there are no strangers. Pass some, {"noise": x}.'
+        raise SettingsError(msg)
+    figure = Figure(figsize=(4.8 * width, 4.2 * height), layout="constrained")
     FigureCanvasAgg(figure)
     styles = {
         row.name: {"color": _COLORS[i % len(_COLORS)], "ls": _STYLES[i // len(_COLORS) % len(_STYLES)]}
         for i, row in enumerate(evaluation.rows)
     }
-    grid = figure.add_gridspec(len(names), width)
+    grid = figure.add_gridspec(height, width)
     for i, name in enumerate(names):
         shown = sorted(evaluation.rows, key=lambda row: -row.strangers[name].auroc)[:_MOST]
         _roc(figure.add_subplot(grid[i, 0]), name, shown, len(evaluation.rows), styles)
         _histogram(figure.add_subplot(grid[i, 1]), name, shown[0])
     if predicted:
-        _reliability(figure.add_subplot(grid[0, 2]), predicted, styles)
+        _reliability(figure.add_subplot(grid[0, -1]), predicted, styles)
     for axis in figure.axes:
         axis.spines[["top", "right"]].set_visible(False)
         axis.title.set_fontsize(11)

@@ -96,6 +96,11 @@ class EvaluationRow:
     scores_out: dict[str, Tensor] = field(kw_only=True, repr=False, compare=False)
     reliability: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False)
 
+    @property
+    def label(self) -> str:
+        """The name that the method was given: that of the row, without the score where it has one row per score."""
+        return self.name.removesuffix(f": {self.score}")
+
 
 _TENSORS = ("scores_in", "scores_out", "reliability")
 

@@ -164,8 +164,8 @@ def as_text(evaluation: Evaluation) -> str:
 
 def _unlike(rows: tuple[EvaluationRow, ...]) -> str:
     """Say which methods are not calibrated beside others that are."""
-    calibrated = {row.method for row in rows if row.score == CALIBRATED}
-    others = dict.fromkeys(row.method for row in rows if row.method not in calibrated)
+    calibrated = {row.label for row in rows if row.score == CALIBRATED}
+    others = dict.fromkeys(row.label for row in rows if row.label not in calibrated)
     if not (calibrated and others):
         return ""
     how = "call calibrate(held_out) on all methods, or on none, to compare like with like"
@@ -174,7 +174,7 @@ def _unlike(rows: tuple[EvaluationRow, ...]) -> str:
 
 def _unchosen(rows: tuple[EvaluationRow, ...]) -> str:
     """Say which methods predict at the default prior precision."""
-    found = dict.fromkeys(row.method for row in rows if row.default_precision and row.nll is not None)
+    found = dict.fromkeys(row.label for row in rows if row.default_precision and row.nll is not None)
     if not found:
         return ""
     return f"\nat the default prior precision of 1: {_some(found)}; optimize_prior_precision(held_out) chooses one"

@@ -20,7 +20,7 @@ import nullbayes as nb
 from nullbayes.errors import DataError, ModelError, SettingsError
 from nullbayes.jacobian.batches import as_tensors, leaves, n_examples, to_device
 from nullbayes.jacobian.tracing import trace_linearized
-from nullbayes.predictive import centred, default_score, scores_of
+from nullbayes.predictive import Masks, centred, default_score, scores_of
 from nullbayes.predictive import score as score_of
 
 
@@ -54,15 +54,24 @@ class ExportedPrediction:
         Parameters
         ----------
         x : Tensor, tuple or mapping
-            The inputs, in the form in which they were exported.
+            The inputs, in the form in which they were exported. Those of a mapping are taken by their names.
 
         Returns
         -------
         dict of Tensor
-            The outputs by name.
+            The outputs by name. An input whose ``attention_mask`` is 0 everywhere has no finite score.
+
+        Raises
+        ------
+        DataError
+            If inputs have other names than those that were exported.
         """
+        given = _named(x)
+        if set(given) != set(self.inputs):
+            msg = f"The program takes {', '.join(self.inputs)}, not {', '.join(given)}: pass inputs as for export."
+            raise DataError(msg)
         with torch.no_grad():
-            found = self.program.module()(*leaves(x))
+            found = self.program.module()(*(given[name] for name in self.inputs))  # a mapping may have any order
         return dict(zip(self.outputs, found, strict=True))
 
     def to_onnx(self, path: str | os.PathLike[str]) -> None:
@@ -168,8 +177,10 @@ def export(
         msg = "Pass at least two example inputs: the number one would be taken for a constant."
         raise DataError(msg)
 
-    def finish(mean: Tensor, changes: Tensor) -> tuple[Tensor, ...]:
-        return _finished(likelihood, kind, mean, centred(changes))
+    def finish(inputs: Any, mean: Tensor, changes: Tensor) -> tuple[Tensor, ...]:
+        masks = Masks(likelihood, None)  # the attention_mask of the inputs, as for predict
+        masks.look(inputs, mean)
+        return _finished(likelihood, kind, mean, centred(changes), masks.joined(mean))
 
     vectors = posterior._deviations(n_samples)
     graph = trace_linearized(network, x, vectors, finish, any_number=dynamic_batch)
@@ -179,23 +190,30 @@ def export(
         graph, tensors, dynamic_shapes=sizes, prefer_deferred_runtime_asserts_over_guards=True
     )
     names = ("mean", "variance", *(["probs"] if likelihood.has_probabilities else []), "score")
-    return ExportedPrediction(program, _input_names(x), names, kind, dynamic_batch)
+    return ExportedPrediction(program, tuple(_named(x)), names, kind, dynamic_batch)
 
 
-def _finished(likelihood: Any, kind: str, mean: Tensor, changes: Tensor) -> tuple[Tensor, ...]:
+def _finished(likelihood: Any, kind: str, mean: Tensor, changes: Tensor, mask: Tensor | None) -> tuple[Tensor, ...]:
     """Return mean, variance, probabilities if there are any, and score."""
     variance, probs = changes.square().sum(0) / (len(changes) - 1), None
     if likelihood.has_probabilities:
         probs = likelihood.probabilities(mean, likelihood.link_variance(mean, changes))
     noise = likelihood.noise_variance(mean)
-    made = nb.Prediction(mean, variance, probs, mean + changes, noise, likelihood=likelihood.name)
+    made = nb.Prediction(mean, variance, probs, mean + changes, noise, mask, likelihood.name)
     found = score_of(made, likelihood, kind)
     return (mean, variance, found) if probs is None else (mean, variance, probs, found)
 
 
-def _input_names(x: Any) -> tuple[str, ...]:
-    """Return a name for each tensor of the inputs: its key in a mapping, "input", or a number."""
-    if isinstance(x, Mapping) and all(isinstance(value, Tensor) for value in x.values()):
-        return tuple(map(str, x))
-    n = sum(1 for _ in leaves(x))
-    return ("input",) if n == 1 else tuple(f"input_{i}" for i in range(n))
+def _named(x: Any) -> dict[str, Tensor]:
+    """Return the tensors of the inputs by name: "input", the key of a mapping, or a number; "a.b" where nested."""
+    parts = x
+    if not isinstance(x, Mapping):
+        listed = x if isinstance(x, (tuple, list)) else [x]
+        parts = {"input" if len(listed) == 1 else f"input_{i}": part for i, part in enumerate(listed)}
+    found: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        if isinstance(part, Tensor):
+            found[str(name)] = part
+        elif isinstance(part, (Mapping, tuple, list)):
+            found |= {f"{name}.{inner}": tensor for inner, tensor in _named(part).items()}
+    return found

@@ -23,11 +23,11 @@ from nullbayes.jacobian.network import Network
 from nullbayes.precision import differentiable
 from nullbayes.torch_internals import exporting
 
-Finish = Callable[[Tensor, Tensor], tuple[Tensor, ...]]  # outputs (n, ...), changes (S, n, ...)
+Finish = Callable[[Any, Tensor, Tensor], tuple[Tensor, ...]]  # inputs, outputs (n, ...), changes (S, n, ...)
 
 
 def trace_linearized(network: Network, x: Any, vectors: Tensor, finish: Finish, *, any_number: bool) -> fx.GraphModule:
-    r"""Return a graph that computes ``finish`` of :math:`f(\theta, x)` and of :math:`J(x)\,v` for each vector.
+    r"""Return a graph that computes ``finish`` of ``x``, :math:`f(\theta, x)` and :math:`J(x)\,v` for each vector.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def trace_linearized(network: Network, x: Any, vectors: Tensor, finish: Finish, 
     vectors : Tensor (S, P)
         The directions.
     finish : callable
-        Takes outputs and changes, and returns the tensors that the graph returns.
+        Takes inputs, outputs and changes, and returns the tensors that the graph returns.
     any_number : bool
         Whether the graph is to hold for any number of examples.
 
@@ -69,7 +69,7 @@ def _trace(network: Network, x: Any, vectors: Tensor, finish: Finish) -> fx.Grap
 
         outputs, backward = vjp(function, trained)[:2]
         ahead = vjp(lambda u: backward(u)[0], torch.zeros_like(outputs))[1]
-        return finish(outputs, vmap(lambda named: ahead(named)[0])(directions))
+        return finish(arguments, outputs, vmap(lambda named: ahead(named)[0])(directions))
 
     try:
         with differentiable(), exporting():

@@ -25,7 +25,7 @@ GRID = (0.1, 1.0, 5.0, 10.0, 50.0, 100.0)  # of the paper
 _INDIFFERENT, _HARMLESS = 1e-5, 1e-3  # nats of held-out likelihood: of the mean, and with its error added
 _TEMPERATURES, _NOISES = (0.05, 20.0), (1e-10, 1e10)  # the range of temperature scaling, for logits and for noise
 _FEW, _UNSURE = 50, 2.0  # examples, and the factor by which the temperature that they give may be uncertain
-_CONFIDENT = "precision and temperature that suit them are too confident for new data"
+CONFIDENT = "precision and temperature that suit them are too confident for new data"
 _AROUND = 2.0  # the factor around that temperature that is searched together with a variance
 P = TypeVar("P")
 
@@ -70,7 +70,7 @@ def _best_precision(posterior: Any, method: str, loader: Any) -> float:
         return closed
     if method == "marglik":
         return best_evidence(posterior._network.whole, posterior._likelihood, posterior._batch_fn, loader)
-    found = answers_on(posterior._likelihood, *posterior._evaluate(loader, _CONFIDENT))
+    found = answers_on(posterior._likelihood, *posterior._evaluate(loader, CONFIDENT))
     if method == "grid":
         return best_of_grid(lambda alpha: -found.nll(alpha))
     start = posterior.prior_precision
@@ -110,7 +110,7 @@ def tune(self: P, loader: Any, targets: Any = None) -> P:
     (True, True)
     """
     posterior: Any = self
-    evaluated = posterior._evaluate(loader if targets is None else (loader, targets), _CONFIDENT)
+    evaluated = posterior._evaluate(loader if targets is None else (loader, targets), CONFIDENT)
     alpha, posterior.temperature = tuned(answers_on(posterior._likelihood, *evaluated))
     posterior._precision = posterior._precision_rule = alpha  # a new fit goes by the rule that was given
     return self
