@@ -216,7 +216,6 @@ class Baseline(SamplePosterior):
             )
             raise SettingsError(msg)
 
-    @full_precision()
     def predict(
         self,
         x: Any,
@@ -231,6 +230,22 @@ class Baseline(SamplePosterior):
         The default of ``pred_type`` is "linearized", and "sampled" for methods whose samples are networks themselves.
         Methods that are only a score refuse.
         """
+        found = self._predict(x, pred_type=pred_type, n_samples=n_samples, link_approx=link_approx, mask=mask)
+        return found.reshaped(self._network.as_returned)
+
+    __call__ = predict
+
+    @full_precision()
+    def _predict(
+        self,
+        x: Any,
+        *,
+        pred_type: str | None = None,
+        n_samples: int | None = None,
+        link_approx: str | None = None,
+        mask: Mask = None,
+    ) -> Prediction:
+        """Predict, with a dimension for the outputs also where the model returns one number per input."""
         self._network.check_unchanged()
         self._need_samples()
         if n_samples == 1 and self._fewest > 1:
@@ -238,8 +253,6 @@ class Baseline(SamplePosterior):
             raise SettingsError(msg)
         question = self._question(x, self._first(n_samples), pred_type=pred_type, link=link_approx, mask=mask)
         return self._method.predict(self._need_fit().state, question)
-
-    __call__ = predict
 
     @full_precision()
     def _own_scores(self, x: Any, per: str, mask: Mask) -> Tensor:  # (N,)
@@ -278,7 +291,7 @@ class Baseline(SamplePosterior):
             curvature.variance(rows.flatten(0, 1), alpha).view(-1, *self._network.output_shape(part.x))
             for part, rows in rows_at(self._question(x))
         ]
-        return torch.cat(parts)
+        return self._network.as_returned(torch.cat(parts))
 
     def sample(self, n: int | None = None) -> dict[str, Tensor]:
         """Return the parameters of the first ``n`` samples by name, stacked: (n, *shape) each."""
@@ -296,7 +309,7 @@ class Baseline(SamplePosterior):
         for x, y in watched(pieces, self._familiar, purpose) if purpose else pieces:
             own = self._network.outputs(x)
             self._likelihood.check(own, y)
-            change = self.predict(x).samples - own
+            change = self._predict(x).samples - own
             outputs.append(own)
             changes.append(change.expand(max(2, len(change)), *own.shape))  # the least that has a variance
             targets.append(y)

@@ -57,8 +57,12 @@ class Members(Method[States]):
             raise SettingsError(msg)
         used = len(question.directions)
         pieces = list(stream(question.x, network, question.batch_fn, used))
-        members, masks = (_member(network, state, i) for i in range(used)), Masks(likelihood, question.mask)
-        samples = torch.stack([joined([member.outputs(piece) for piece in pieces]) for member in members])
+        masks, outputs = Masks(likelihood, question.mask), []
+        for i in range(used):
+            member = _member(network, state, i)
+            outputs.append(joined([member.outputs(piece) for piece in pieces]))
+        samples = torch.stack(outputs)
+        network.returns_numbers = member.returns_numbers
         mean, start = samples.mean(0), 0
         for piece in pieces:
             masks.look(piece, mean[start : start + n_examples(piece)])

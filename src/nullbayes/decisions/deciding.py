@@ -256,7 +256,7 @@ def predict_set(self: Any, x: Any, alpha: float = 0.1, *, mask: Mask = None) -> 
     self._check_fitted()
     answers.check_labels(self._likelihood)
     limit = beyond_rounding(quantile(*_errors(self, alpha)))
-    return answers.label_sets(self._likelihood, self.predict(x, mask=mask), limit.to(self._network.device))
+    return answers.label_sets(self._likelihood, self._predict(x, mask=mask), limit.to(self._network.device))
 
 
 def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Tensor]:  # (N, ...) each
@@ -293,7 +293,8 @@ def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Ten
     self._check_fitted()
     answers.check_numbers(self._likelihood)
     limit = beyond_rounding(quantile(*_errors(self, alpha)))
-    return answers.interval(self.predict(x), limit.to(self._network.device))
+    lower, upper = answers.interval(self._predict(x), limit.to(self._network.device))
+    return self._network.as_returned(lower), self._network.as_returned(upper)
 
 
 @full_precision()

@@ -111,7 +111,7 @@ def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, m
             where = new.nonzero()[:, 0]
             x, y = _at(x, where), None if y is None else y[where.to(y.device)]
             drawn = drawn[where]
-        prediction = posterior.predict(x, mask=mask) if posterior.n_samples else None
+        prediction = posterior._predict(x, mask=mask) if posterior.n_samples else None
         if kind == COMBINED:
             columns.append(statistics.statistics(posterior, x, prediction, mask).cpu())
             pool.see(x, drawn)
@@ -213,9 +213,9 @@ def best_position_kind(posterior: Any, pool: list[Any], mask: Mask, kinds: tuple
     generator, tried = torch.Generator().manual_seed(4), 0
     wins = torch.zeros(len(kinds), dtype=torch.float64, device="cpu")
     for x in pool if len(kinds) > 1 else ():
-        own = _position_scores(posterior, posterior.predict(x, mask=mask), kinds, generator)
+        own = _position_scores(posterior, posterior._predict(x, mask=mask), kinds, generator)
         for _, made in strangers(x, torch.Generator().manual_seed(1), _lookups(posterior, x, pool), pool):
-            other = _position_scores(posterior, posterior.predict(made, mask=mask), kinds, generator)
+            other = _position_scores(posterior, posterior._predict(made, mask=mask), kinds, generator)
             assert own is not None
             assert other is not None
             pairs, tried = zip(own.T, other.T, strict=True), tried + 1

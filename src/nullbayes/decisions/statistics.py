@@ -52,7 +52,7 @@ def combined(posterior: Any, x: Any, mask: Mask) -> Iterator[Tensor]:  # (n, k) 
     for piece in stream(x, posterior._network, posterior._batch_fn, posterior.n_samples):
         n = n_examples(piece)
         some = mask[start : start + n] if is_array(mask) else mask  # type: ignore[index]
-        prediction = posterior.predict(piece, mask=some) if posterior.n_samples else None
+        prediction = posterior._predict(piece, mask=some) if posterior.n_samples else None
         if prediction is not None and mask is None:
             warn_of_padding(posterior.likelihood, prediction)
         yield statistics(posterior, piece, prediction, some)

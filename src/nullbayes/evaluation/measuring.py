@@ -62,7 +62,7 @@ def _ask(entry: Entry, batches: Iterable[tuple[Any, Tensor | None]], mask: Mask,
     for x, targets in batches:
         prediction, taken = None, 0.0
         if shared or (targets is not None and entry.predicts):
-            prediction, taken = _timed(method.predict, x, mask=mask)
+            prediction, taken = _timed(method._predict, x, mask=mask)
         for row, kind in entry.kinds.items():
             if entry.from_prediction(kind):
                 scores, own = _timed(method._scored, prediction, kind, "input", mask)

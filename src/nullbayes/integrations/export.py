@@ -180,7 +180,8 @@ def export(
     def finish(inputs: Any, mean: Tensor, changes: Tensor) -> tuple[Tensor, ...]:
         masks = Masks(likelihood, None)  # the attention_mask of the inputs, as for predict
         masks.look(inputs, mean)
-        return _finished(likelihood, kind, mean, centred(changes), masks.joined(mean))
+        found = _finished(likelihood, kind, mean, centred(changes), masks.joined(mean))
+        return (*map(network.as_returned, found[:-1]), found[-1])
 
     vectors = posterior._deviations(n_samples)
     graph = trace_linearized(network, x, vectors, finish, any_number=dynamic_batch)

@@ -75,6 +75,7 @@ class Network:
         self.dtype, self.device = self.theta.dtype, self.theta.device
         self.lock = threading.RLock()  # held while parameters or hooks are put into the module for a call
         self.input_signature = ""  # describes the training inputs, once they are seen
+        self.returns_numbers = False  # whether the model returned one number per input, (n,), when it was last called
         self.forward_mode: bool | None = None  # whether it gives the right derivatives, once that was compared
         self.cache: dict[Any, Any] = {}  # what can be computed again: shapes, row builders, places of tensors
 
@@ -175,7 +176,12 @@ class Network:
             raise ModelError(msg)
         if len(outputs) != (n := n_examples(x)):
             self._compare_with_training(f"gave {len(outputs)} answers to {n}", x)
-        return outputs[:, None] if outputs.ndim == 1 else outputs
+        self.returns_numbers = outputs.ndim == 1
+        return outputs[:, None] if self.returns_numbers else outputs
+
+    def as_returned(self, outputs: Tensor) -> Tensor:  # (..., n, 1) -> (..., n)
+        """Return outputs, or what belongs to each of them, in the shape in which the model returns its outputs."""
+        return outputs.squeeze(-1) if self.returns_numbers else outputs
 
     def _compare_with_training(self, what: str, x: Any, error: Exception | None = None) -> None:
         """Raise an error that describes the training inputs, if these inputs differ from them."""

@@ -192,6 +192,11 @@ class CustomLoss(Likelihood):
                 f"The loss must return one value per example, shape ({len(outputs)},), not {shape}: "
                 'use reduction="none".'
             )
+            if shape == (len(outputs), len(outputs)) and outputs.shape[1:] == (1,):
+                msg = (
+                    f"The loss compares every output with every target, {shape}: outputs have the shape "
+                    f"{tuple(outputs.shape)} here, so take outputs[:, 0] in it."
+                )
             raise LikelihoodError(msg)
         if not torch.isfinite(losses).all():
             msg = "The loss is NaN or Inf on the training data."

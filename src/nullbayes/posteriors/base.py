@@ -139,7 +139,8 @@ class SamplePosterior(ABC):
 
     # --- predictions --------------------------------------------------------------------------------------------------
 
-    predict = __call__ = predictions.predict
+    predict, _predict = predictions.predict, predictions.predict_outputs
+    __call__ = predict
     ood_score, scores, _scored = scoring.ood_score, property(scoring.scores), scoring.scored
 
     @property

@@ -133,7 +133,6 @@ def counted_outputs(likelihood: Likelihood, outputs: Tensor, targets: Tensor) ->
     return counted
 
 
-@full_precision()
 def predict(
     self: Any,
     x: Any,
@@ -167,7 +166,8 @@ def predict(
     Returns
     -------
     Prediction
-        Mean, variance and samples of the outputs, and probabilities where the likelihood has them.
+        Mean, variance and samples of the outputs in the shape in which the model returns them, and probabilities where
+        the likelihood has them.
 
     Examples
     --------
@@ -181,6 +181,21 @@ def predict(
     >>> (prediction.std.flatten() > 1e-3).tolist()
     [False, False, True, True]
     """
+    found: Prediction = self._predict(x, pred_type=pred_type, n_samples=n_samples, link_approx=link_approx, mask=mask)
+    return found.reshaped(self._network.as_returned)
+
+
+@full_precision()
+def predict_outputs(
+    self: Any,
+    x: Any,
+    *,
+    pred_type: str = "linearized",
+    n_samples: int | None = None,
+    link_approx: str | None = None,
+    mask: Mask = None,
+) -> Prediction:
+    """Predict, with a dimension for the outputs also where the model returns one number per input: (N, 1)."""
     self._network.check_unchanged()
     if n_samples == 1:
         msg = "n_samples must be at least 2 to speak of a variance, not 1; sample(1) gives the parameters of one."

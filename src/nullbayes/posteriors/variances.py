@@ -114,8 +114,8 @@ def functional_variance(self: Any, x: Any, *, exact: bool = False) -> Tensor:
     if self._exact is None:
         self._exact = ExactVariances(prepared, self._need_measured(), self.directions)
     with self._network.group.together():
-        variance: Tensor = self._exact(x, self._batch_fn) / self.prior_precision
-    return variance
+        found: Tensor = self._network.as_returned(self._exact(x, self._batch_fn) / self.prior_precision)
+    return found
 
 
 class ExactVariances:

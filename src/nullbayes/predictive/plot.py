@@ -22,6 +22,8 @@ def draw(prediction: Prediction, n_inputs: int) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
+    if prediction.mean.ndim == 1:  # one number per input
+        prediction = prediction.reshaped(lambda tensor: tensor[..., None])
     if prediction.mean.ndim != 2:
         msg = (
             f"Predictions of shape (N, outputs) can be drawn, not {tuple(prediction.mean.shape)}: take some positions."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,6 +94,12 @@ class Prediction:
         half = math.sqrt(2.0) * float(normal) * (self.variance + self.noise).sqrt()
         return self.mean - half, self.mean + half
 
+    def reshaped(self, change: Callable[[Tensor], Tensor]) -> Prediction:
+        """Return the prediction with outputs of another shape: ``change`` is applied to whatever has one entry each."""
+        probs = None if self.probs is None else change(self.probs)
+        mean, variance, samples = (change(tensor) for tensor in (self.mean, self.variance, self.samples))
+        return replace(self, mean=mean, variance=variance, probs=probs, samples=samples)
+
     def to_numpy(self) -> dict[str, np.ndarray]:
         """Return a dictionary of arrays: mean, variance, std, probs, samples, noise and mask, without those None."""
         found = {field.name: getattr(self, field.name) for field in fields(self)} | {"std": self.std}
@@ -136,6 +143,7 @@ class Prediction:
             arrays = {"predicted": probs >= 0.5, **arrays}
         arrays |= {} if probs is None else {"prob": probs}
         for name, array in arrays.items():
+            array = array.reshape(len(array), -1)
             width = array.shape[1]
             columns |= {name if width == 1 else f"{name}_{i}": array[:, i] for i in range(width)}
         index = pd.RangeIndex(len(self.mean), name="input") if self.index is None else self.index
