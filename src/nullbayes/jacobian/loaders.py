@@ -272,11 +272,15 @@ def _wanted(loader: DataLoader[Any]) -> str:
 
 def _randomness(loader: DataLoader[Any]) -> str:
     sampler = sampler_of(loader)
-    shuffles = isinstance(sampler, _RANDOM) or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
-    if not shuffles and not _is_known(sampler):
-        one, other = _read_twice(loader)
-        shuffles = one != other
-    return f"draws examples in random order ({type(sampler).__name__})" if shuffles else ""
+    if isinstance(sampler, _RANDOM) or (isinstance(sampler, DistributedSampler) and sampler.shuffle):
+        return f"draws examples in random order ({type(sampler).__name__})"
+    own_batches = loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler
+    if own_batches or not _is_known(sampler):  # a class that derives from BatchSampler may draw batches as it likes
+        one, other = _read_twice(loader, own_batches)
+        if one != other:
+            named = loader.batch_sampler if own_batches else sampler
+            return f"draws examples in random order ({type(named).__name__})"
+    return ""
 
 
 def _is_known(sampler: Any) -> bool:
@@ -286,9 +290,8 @@ def _is_known(sampler: Any) -> bool:
     )
 
 
-def _read_twice(loader: DataLoader[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the indices of two passes."""
-    own_batches = _has_own_batches(loader)
+def _read_twice(loader: DataLoader[Any], own_batches: bool) -> tuple[list[Any], list[Any]]:
+    """Return the indices of two passes of the batch sampler, or of the sampler."""
     source: Any = loader.batch_sampler if own_batches else sampler_of(loader)
     with _random_numbers_kept(), contextlib.suppress(TypeError):  # a sampler without a length
         one, other = (list(itertools.islice(source, len(source))) for _ in range(2))
@@ -312,7 +315,7 @@ def _chosen(loader: DataLoader[Any]) -> list[int] | None:
     whole = isinstance(sampler, (RandomSampler, WeightedRandomSampler, SequentialSampler, DistributedSampler))
     if isinstance(loader.dataset, IterableDataset) or (whole and not _has_own_batches(loader)):
         return None
-    one, other = (sorted(set(indices)) for indices in _read_twice(loader))
+    one, other = (sorted(set(indices)) for indices in _read_twice(loader, _has_own_batches(loader)))
     if one != other:
         msg = (
             f"The sampler of the loader ({type(sampler).__name__}) takes other examples each time: make a loader of "

@@ -111,10 +111,12 @@ def _matching(model: nn.Module, parameters: Selection) -> dict[str, nn.Parameter
             f"not {str(parameters)[:60]}."
         )
         raise ModelError(msg)
+    named = dict(model.named_parameters(remove_duplicate=False))  # a tied parameter by each of its names
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in everything):
-            raise ModelError(_no_match(pattern, list(everything)))
-    return {n: p for n, p in everything.items() if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)}
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
+            raise ModelError(_no_match(pattern, list(named)))
+    matching = {id(p) for n, p in named.items() if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)}
+    return {name: p for name, p in everything.items() if id(p) in matching}
 
 
 def _no_match(pattern: str, names: list[str]) -> str:

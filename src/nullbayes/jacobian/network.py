@@ -40,7 +40,8 @@ class Network:
         float32, at the same values of its parameters.
     parameters : None, str, iterable of str, or callable (name, parameter) -> bool
         Which parameters vary: all that require gradients, those whose names match a glob such as ``"head.*"``, or
-        those for which the predicate holds.
+        those for which the predicate holds. A tied parameter matches a glob by any of its names; a predicate gets the
+        first of them.
     output_fn : callable, optional
         Takes the outputs out of what the model returns; by default its only tensor, or the one called "logits".
     """
