@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from nullbayes.errors import ModelError
 from nullbayes.jacobian.autograd import RowFunction, gradients, ordinary, recording
 from nullbayes.jacobian.batches import map_leaves, n_examples, take_examples
 from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.modules import HALF
 from nullbayes.jacobian.network import Leaves, Network
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import Piece
-from nullbayes.precision import full_precision
+from nullbayes.precision import differentiable, full_precision
 
 CHUNK_TOLERANCE = 3e-3  # of many examples together: rounding decides which way a ReLU at zero goes
 COUPLED = (
@@ -32,11 +33,17 @@ COUPLED = (
 )
 _DIRECTIONS = 3
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-2}
+_SHIFTS = 30  # times what rounded parameters change is still rounding
 _COPIED = 10**8  # parameters up to which a network is copied in float64
 
 
+@full_precision()
 def check_examples(network: Network, x: Any) -> None:
-    """Refuse a network whose answer is random or depends on the other examples."""
+    """Refuse a network whose answer is random or depends on the other examples.
+
+    What differs is compared with the spread of each output over the examples, not with the outputs themselves: a large
+    offset that all examples share would hide it.
+    """
     outputs, again = network.outputs(x), network.outputs(x)
     n = n_examples(x)
     if len(outputs) != n:
@@ -46,7 +53,7 @@ def check_examples(network: Network, x: Any) -> None:
         )
         raise ModelError(msg)
     allowed = _rounding(outputs)
-    if float((outputs - again).abs().max()) > allowed:
+    if ((outputs - again).abs() > allowed).any():
         msg = (
             "The network answers differently when asked twice, even in evaluation mode: something in it is random "
             "(dropout called with training=True?). Make it deterministic in eval mode."
@@ -54,7 +61,16 @@ def check_examples(network: Network, x: Any) -> None:
         raise ModelError(msg)
     if len(outputs) > 1:
         alone = network.outputs(take_examples(x, 0, 1))
-        if float((alone - outputs[:1]).abs().max()) > allowed:
+        if alone.shape != outputs[:1].shape:
+            msg = (
+                f"The outputs for {n} examples have shape {tuple(outputs.shape)}, those for one alone "
+                f"{tuple(alone.shape)}. If the network ends in squeeze(), it takes the dimension of one example away: "
+                "write squeeze(-1)."
+            )
+            raise ModelError(msg)
+        if ((apart := (alone - outputs[:1]).abs()) > allowed).any() and _is_more_than_rounding(
+            apart, allowed, lambda theta: network.whole(theta, x), network.whole, outputs
+        ):
             msg = (
                 "The answer for an example depends on the other examples in its batch (normalization by batch "
                 "statistics?). Each row must belong to one example: use running statistics, GroupNorm or LayerNorm."
@@ -62,10 +78,34 @@ def check_examples(network: Network, x: Any) -> None:
             raise ModelError(msg)
 
 
-def _rounding(values: Tensor) -> float:
-    """Return how much values may differ by rounding alone."""
-    scale = float(values.abs().max()) + torch.finfo(values.dtype).tiny
-    return float(1e3 * torch.finfo(values.dtype).eps ** 0.75 * scale)
+def _rounding(values: Tensor) -> Tensor:  # (n, ...) -> (...) or (), to be compared with differences
+    """Return how much values may differ by rounding: part of their spread over examples, and a few eps of their size.
+
+    Outputs have units of their own; positions of a sequence have not, and some may be the same for all examples.
+    """
+    spread = values.amax(0) - values.amin(0)
+    if values.ndim > 2:
+        spread = spread.max()
+    eps = torch.finfo(values.dtype).eps
+    half = next((kind for kind in HALF if torch.equal(values.to(kind).to(values.dtype), values)), None)
+    units = 16 * eps if half is None else 2 * torch.finfo(half).eps  # some networks compute in half precision
+    return 1e3 * eps**0.75 * spread + units * values.abs().max() + torch.finfo(values.dtype).tiny
+
+
+def _is_more_than_rounding(
+    apart: Tensor, allowed: Tensor, function: Callable[[Tensor], Tensor], network: Network, values: Tensor
+) -> bool:
+    """Whether an example differs by more than rounded parameters change the values: what nearly cancels is rounding."""
+    with torch.no_grad(), differentiable():
+        shift = (function(_rounded(network)) - values).abs().amax(0)
+    return bool((apart > allowed.maximum(_SHIFTS * shift)).any())
+
+
+def _rounded(network: Network) -> Tensor:  # (P,)
+    """Return the parameters, each changed as much as rounding may change it."""
+    theta, generator = network.theta, torch.Generator(device="cpu").manual_seed(1)
+    signs = torch.randn(len(theta), generator=generator, device="cpu").sign().to(theta)
+    return theta * (1 + 4 * torch.finfo(theta.dtype).eps * signs)
 
 
 # --- derivatives against differences ----------------------------------------------------------------------------------
@@ -193,14 +233,23 @@ class AutogradReference:
             values[self._examples] - self.values,
             block.rmv(_weights(self.values).flatten()[None])[0] - self._combined,
         )
-        allowed = [tolerance * float(size.norm()) for size in (self.values, self._combined)]
+        allowed = [self._allowed(values, tolerance), tolerance * float(self._combined.norm())]
         if not _exceed(errors, allowed):
             return True
         if _exceed([self._at(self.network.theta)[0] - self.values], allowed[:1]):
             return False  # the network is random, so that its answers say nothing about rounding
         # a loss near zero is all rounding: it may differ as much as rounded parameters change it
-        shifts = [b - a for a, b in zip((self.values, self._combined), self._at(self._rounded()), strict=True)]
-        return not _exceed(errors, [30 * float(shift.norm()) + a for shift, a in zip(shifts, allowed, strict=True)])
+        shifts = [b - a for a, b in zip((self.values, self._combined), self._at(_rounded(self.network)), strict=True)]
+        return not _exceed(
+            errors, [_SHIFTS * float(shift.norm()) + a for shift, a in zip(shifts, allowed, strict=True)]
+        )
+
+    def _allowed(self, values: Tensor, tolerance: float) -> float:  # (n, O) of the whole chunk
+        """Return how far the values may be apart: part of their spread over the chunk, and a few eps of their size."""
+        if len(values) == 1:  # which has no other example to depend on
+            return tolerance * float(self.values.norm())
+        spread = float((values - values.mean(0)).norm()) * (len(self.values) / len(values)) ** 0.5
+        return tolerance * spread + 16 * torch.finfo(values.dtype).eps * float(self.values.norm())
 
     def check_alone(self) -> None:
         """Refuse values that change when an example is alone, for the first, the last and the middle one."""
@@ -208,12 +257,11 @@ class AutogradReference:
         for i in {0, len(y) // 2, len(y) - 1} if len(y) > 1 else ():
             with torch.no_grad():
                 alone = self.function(self.network.theta, take_examples(x, i, i + 1), y[i : i + 1])[0]
-            apart = float((alone - values[i]).abs().max())
-            if apart > _rounding(values):
-                with torch.no_grad():
-                    shift = self.function(self._rounded(), x, y) - values
-                if apart > 100 * float(shift.abs().max()):
-                    raise ModelError(COUPLED)
+            apart, allowed = (alone - values[i]).abs(), _rounding(values)
+            if (apart > allowed).any() and _is_more_than_rounding(
+                apart, allowed, lambda theta: self.function(theta, x, y), self.network, values
+            ):
+                raise ModelError(COUPLED)
 
     def _at(self, parameters: Tensor) -> tuple[Tensor, Tensor]:  # (P,) -> (n, O), (P,)
         """Return the values, and the derivative of their random combination."""
@@ -227,12 +275,6 @@ class AutogradReference:
             values = leaves.outputs(map_leaves(ordinary, self._x)).flatten(1)
             parts = _combination(values, list(leaves.tensors))
             return values.detach(), torch.cat([part.reshape(-1) for part in parts])
-
-    def _rounded(self) -> Tensor:
-        """Return the parameters, each changed as much as rounding may change it."""
-        theta, generator = self.network.theta, torch.Generator(device="cpu").manual_seed(1)
-        signs = torch.randn(len(theta), generator=generator, device="cpu").sign().to(theta)
-        return theta * (1 + 4 * torch.finfo(theta.dtype).eps * signs)
 
 
 def _combination(values: Tensor, tensors: list[Tensor]) -> list[Tensor]:

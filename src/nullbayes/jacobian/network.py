@@ -173,6 +173,10 @@ class Network:
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.ndim == 0:
             what = f"{outputs.dtype}, shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs)
             msg = f"The output must be a floating-point tensor with one entry per example, not {what}: see output_fn."
+            if isinstance(outputs, Tensor) and outputs.ndim == 0 and n_examples(x) == 1:
+                msg += (
+                    " If the network ends in squeeze(), it takes the dimension of one example away: write squeeze(-1)."
+                )
             raise ModelError(msg)
         if len(outputs) != (n := n_examples(x)):
             self._compare_with_training(f"gave {len(outputs)} answers to {n}", x)
