@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,59 @@ def test_batch_fn_splits_any_batch() -> None:
     loader = [{"meta": ["a", "b"], "image": x, "info": {"class": y}} for x, y in PARTS]
     posterior = nb.ProjectedPosterior(MLP.build(), batch_fn=lambda b: (b["image"], b["info"]["class"]))
     assert posterior.fit(loader, 2, progress=False).report.n_data == N
+
+
+def halved(batch: Any) -> tuple[Tensor, Any]:
+    """Of batches of all kinds: (x, y), {"image": x, "class": y}, x alone."""
+    if isinstance(batch, dict):
+        return batch["image"] / 2, batch.get("class")
+    return (batch / 2, None) if isinstance(batch, Tensor) else (batch[0] / 2, batch[1])
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.UntrainedWarning")
+def test_batch_fn_is_applied_to_batches_of_loaders_and_to_nothing_else() -> None:
+    x, y = CLASSIFICATION.data(n=320)
+    (x, old), (y, of_old) = x.split([300, 20]), y.split([300, 20])
+    kind = partial(nb.LossProjectedPosterior, MLP.build(), batch_fn=halved, prior_precision=1e4)
+    loaders = {
+        "tensors": DataLoader(x.cpu(), 50),  # type: ignore[arg-type]
+        "list of tensors": list(x.split(50)),
+        "pairs": list(zip(x.split(50), y.split(50), strict=True)),
+        "dataset": TensorDataset(x, y),
+        "mappings": [{"image": x, "class": y}],
+        "mappings without targets": [{"image": x}],
+    }
+    by_loader, by_pair = (
+        kind().fit(*data, generator=torch.Generator().manual_seed(0), progress=False)
+        for data in ([[(old, of_old)]], (old / 2, of_old))
+    )
+    torch.testing.assert_close(by_loader.sample(), by_pair.sample())  # type: ignore[attr-defined]
+    expected = by_pair.predict(x / 2)
+    for posterior in (by_loader, by_pair):
+        posterior.tune((x / 2, y))
+        posterior.calibrate(x / 2, y)
+        assert posterior.check_fit((x / 2, y)) == posterior.check_fit([(x, y)])
+        table = nb.evaluate(posterior, (x / 2, y), {"pair": (x / 2, y), "inputs": 3 * x, "loader": [6 * x]})
+        assert table.n_strangers == {"pair": 300, "inputs": 300, "loader": 300}
+        assert table.rows[0].strangers["inputs"] == table.rows[0].strangers["loader"]
+    for name, loader in loaders.items():
+        torch.testing.assert_close(by_pair.predict(loader).mean, expected.mean, msg=name)
+        assert torch.equal(by_pair.is_ood(loader), by_pair.is_ood(x / 2)), name
+    nb.plan(MLP.build(), (x, y), batch_fn=lambda batch: (batch["image"], batch["class"]))  # not applied
+
+
+def test_a_batch_fn_that_cannot_take_inputs_alone_says_so_instead_of_leaving_them_as_they_are() -> None:
+    named = nb.ProjectedPosterior(MLP.build(), batch_fn=lambda b: (b["image"] / 2, b["class"]))
+    named.fit(X, Y, 2, progress=False)
+    with pytest.raises(
+        DataError, match=r"batch_fn failed on a batch .* KeyError: 'class'.*\(inputs, None\).*predict\(x\)"
+    ):
+        named.predict([{"image": X}])
+    numbered = nb.ProjectedPosterior(MLP.build(), batch_fn=lambda b: (b[0] / 2, b[1])).fit(X, Y, 2, progress=False)
+    with pytest.raises(DataError, match=r"other examples of a batch of 11 inputs.*\(batch, None\).*predict\(x\)"):
+        numbered.predict([X])
+    with pytest.raises(DataError, match=r"batch_fn failed on a batch .* IndexError"):
+        numbered.predict(DataLoader(TensorDataset(X.cpu()), 11))
 
 
 # --- batches of Hugging Face ------------------------------------------------------------------------------------------

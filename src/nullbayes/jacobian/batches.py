@@ -151,11 +151,8 @@ def join_examples(parts: Sequence[Any]) -> Any:
 def split_batch(batch: Any, batch_fn: BatchFn | None, dtype: torch.dtype | None = None) -> tuple[Any, Tensor]:
     """Return inputs and targets of a training batch; floating-point arrays become tensors of type ``dtype``."""
     if batch_fn is not None:
-        pair = batch_fn(batch)
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            msg = f"batch_fn must return a pair (inputs, targets), not {_named(pair)}."
-            raise DataError(msg)
-        return _checked(pair[0], pair[1], dtype)
+        x, y = _apart(batch, batch_fn)
+        return _checked(x, y, dtype)
     if isinstance(batch, Mapping):
         key = _target_key(batch)
         weight = next((k for k in _WEIGHTS if k in batch), None)
@@ -184,21 +181,45 @@ def split_batch(batch: Any, batch_fn: BatchFn | None, dtype: torch.dtype | None 
 
 
 def inputs_of(batch: Any, batch_fn: BatchFn | None, wanted: str = "") -> Any:
-    """Return the inputs of a batch that may come without targets.
+    """Return the inputs of a batch that may come without targets; ``batch_fn`` is applied to each.
 
-    ``wanted`` describes the training inputs: a batch of the same form is not a pair with targets.
+    ``wanted`` describes the training inputs: without ``batch_fn``, a batch of the same form is no pair with targets.
     """
-    if wanted and places(described(batch)) == places(wanted):
-        return batch
     if batch_fn is not None:
         try:
-            return split_batch(batch, batch_fn)[0]
-        except (DataError, LookupError, TypeError):  # it expects batches with targets
-            return batch
+            x = _apart(batch, batch_fn)[0]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, DataError):
+                raise
+            msg = (
+                f"batch_fn failed on a batch of the loader, {type(error).__name__}: {error}. It is applied to every "
+                "batch of a loader, with targets or without: let it return (inputs, None) where there are none, or "
+                "pass the inputs themselves, predict(x)."
+            )
+            raise DataError(msg) from error
+        if is_array(batch) and n_examples(as_tensors(x, None)) != len(batch):
+            msg = (
+                f"batch_fn makes other examples of a batch of {len(batch)} inputs without targets: does it take "
+                "batch[0] for the inputs? It is applied to every batch of a loader: let it return (batch, None) for a "
+                "tensor, or pass the inputs themselves, predict(x)."
+            )
+            raise DataError(msg)
+        return x
+    if wanted and places(described(batch)) == places(wanted):
+        return batch
     if isinstance(batch, Mapping):
         key = _target_key(batch)
         return batch if key is None else {k: v for k, v in batch.items() if k != key}
     return batch[0] if isinstance(batch, (tuple, list)) and len(batch) in (1, 2) else batch
+
+
+def _apart(batch: Any, batch_fn: BatchFn) -> Sequence[Any]:
+    """Return what ``batch_fn`` makes of a batch, if it is a pair."""
+    pair = batch_fn(batch)
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        msg = f"batch_fn must return a pair (inputs, targets), not {_named(pair)}."
+        raise DataError(msg)
+    return pair
 
 
 def places(description: str) -> list[str]:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,7 +90,8 @@ def _rounding(values: Tensor) -> Tensor:  # (n, ...) -> (...) or (), to be compa
     eps = torch.finfo(values.dtype).eps
     half = next((kind for kind in HALF if torch.equal(values.to(kind).to(values.dtype), values)), None)
     units = 16 * eps if half is None else 2 * torch.finfo(half).eps  # some networks compute in half precision
-    return 1e3 * eps**0.75 * spread + units * values.abs().max() + torch.finfo(values.dtype).tiny
+    allowed: Tensor = 1e3 * eps**0.75 * spread + units * values.abs().max() + torch.finfo(values.dtype).tiny
+    return allowed
 
 
 def _is_more_than_rounding(
@@ -248,8 +250,8 @@ class AutogradReference:
         """Return how far the values may be apart: part of their spread over the chunk, and a few eps of their size."""
         if len(values) == 1:  # which has no other example to depend on
             return tolerance * float(self.values.norm())
-        spread = float((values - values.mean(0)).norm()) * (len(self.values) / len(values)) ** 0.5
-        return tolerance * spread + 16 * torch.finfo(values.dtype).eps * float(self.values.norm())
+        spread = float((values - values.mean(0)).norm()) * math.sqrt(len(self.values) / len(values))
+        return tolerance * spread + 16 * float(torch.finfo(values.dtype).eps) * float(self.values.norm())
 
     def check_alone(self) -> None:
         """Refuse values that change when an example is alone, for the first, the last and the middle one."""

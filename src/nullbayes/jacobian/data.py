@@ -30,7 +30,16 @@ from nullbayes.jacobian.batches import (
     take_examples,
     to_device,
 )
-from nullbayes.jacobian.loaders import RECIPE, Batch, Stream, as_loader, batch_bytes, check_order, numbered
+from nullbayes.jacobian.loaders import (
+    RECIPE,
+    Batch,
+    Stream,
+    as_loader,
+    batch_bytes,
+    batch_fn_for,
+    check_order,
+    numbered,
+)
 from nullbayes.limits import free_memory
 from nullbayes.linalg.rows import Rows
 
@@ -50,7 +59,7 @@ class Examples:
         A DataLoader, a list of batches, or anything that can be iterated twice with the same result; or all inputs and
         all targets, as tensors or arrays.
     batch_fn : callable, optional
-        Turns a batch into ``(inputs, targets)``.
+        Turns a batch of a loader into ``(inputs, targets)``.
     device : torch.device
         The device of what :meth:`read` returns.
     dtype : torch.dtype, optional
@@ -85,7 +94,7 @@ class Examples:
         check_order(loader, IN_ORDER)
         if held_bytes is None:
             held_bytes = int(_HELD_SHARE * free_memory(torch.device("cpu")))
-        self.device, self._batch_fn = device, batch_fn
+        self.device, self._batch_fn = device, batch_fn_for(loader, batch_fn)
         self._dtype = dtype or torch.get_default_dtype()
         self._starts = [0]
         self._layout: dict[str, Any] = {}

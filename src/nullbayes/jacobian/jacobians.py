@@ -34,7 +34,7 @@ class OutputJacobian(JacobianRows):
         Which parameters vary: all that require gradients, those whose names match a glob such as ``"head.*"``, or
         those for which the predicate holds.
     batch_fn : callable, optional
-        Turns a batch of the loader into ``(inputs, targets)``.
+        Turns a batch of the loader into ``(inputs, targets)``. It is not applied to a pair (x, y).
     output_fn : callable, optional
         Takes the outputs out of what the model returns.
     storage : "recompute" or "matrix_free"

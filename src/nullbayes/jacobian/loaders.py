@@ -36,10 +36,21 @@ _ASKED_TWICE = 3  # examples of a dataset, to see whether it augments
 _BATCH = 256  # examples per batch of a dataset
 
 
+class Given(list[Any]):
+    """Inputs, or a pair with targets, that were passed without a loader: ``batch_fn`` is not applied to them."""
+
+    without_batch_fn = True
+
+
+def batch_fn_for(loader: Iterable[Any], batch_fn: BatchFn | None) -> BatchFn | None:
+    """Return ``batch_fn``, which is applied to every batch of a loader; None for what was passed without one."""
+    return None if getattr(loader, "without_batch_fn", False) else batch_fn
+
+
 def as_loader(data: Any) -> Iterable[Any]:
     """Return an iterable of batches: a pair (inputs, targets) as one batch, those of a dataset, or the loader."""
     if isinstance(data, tuple) and len(data) == 2 and _is_data(data):
-        return [data]
+        return Given([data])
     if isinstance(data, Dataset) and not isinstance(data, DataLoader):
         return DataLoader(data, batch_size=_BATCH)
     if isinstance(data, Mapping):
@@ -70,9 +81,9 @@ def as_loader(data: Any) -> Iterable[Any]:
 def batches(data: Any, batch_fn: BatchFn | None, dtype: torch.dtype) -> Iterator[tuple[Any, Tensor]]:
     """Iterate over inputs and targets once, in any order."""
     with torch.random.fork_rng(devices=()):  # a DataLoader draws a seed
-        iterator = iter(as_loader(data))
+        iterator = iter(loader := as_loader(data))
     for number, batch in enumerate(iterator):
-        yield numbered(number, batch, batch_fn, dtype)
+        yield numbered(number, batch, batch_fn_for(loader, batch_fn), dtype)
 
 
 def numbered(i: int, batch: Any, batch_fn: BatchFn | None, dtype: torch.dtype) -> tuple[Any, Tensor]:
