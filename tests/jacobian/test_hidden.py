@@ -256,6 +256,32 @@ def test_a_loss_that_couples_examples_is_refused() -> None:
             nb.LossProjectedPosterior(model, loss).fit([(X, Y)], 4, progress=False)
 
 
+HIDDEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "one output": lambda o, t: (o[:, 0] - t[:, 0]) ** 2 + (o[:, 1].detach() - t[:, 1]) ** 2,
+    "weights": lambda o, t: (o - t).square().sum(1) * (o - t).abs().sum(1).detach(),
+    "a penalty": lambda o, t: (o - t).square().sum(1) + o.detach().exp().sum(1),
+}
+SHOWN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "absolute": lambda o, t: (o - t).abs().sum(1),
+    "hinge": lambda o, t: (1 - o * t.sign()).relu().sum(1),
+    "huber": lambda o, t: F.huber_loss(o, t, reduction="none").sum(1),
+    "detached where nothing depends on it": lambda o, t: (o - t).square().sum(1) + t.sum(1).detach(),
+    "tiny": lambda o, t: (o - t).square().sum(1) * 1e-20,
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_what_a_loss_hides_from_autograd_is_refused(dtype: torch.dtype) -> None:
+    model = two(lambda self, x: self.h(torch.tanh(self.a(x)))).to(dtype)
+    data = [(X.to(dtype), Y.to(dtype))]
+    for loss in HIDDEN.values():
+        with pytest.raises(ModelError, match=r"The losses change .* hidden by detach\(\)"):
+            nb.LossJacobian(model, data, loss)
+        nb.OutputJacobian(model, data, loss)  # which holds the outputs, whatever the loss
+    for loss in SHOWN.values():
+        assert nb.LossJacobian(model, data, loss).n_rows == len(X)
+
+
 def test_a_loss_of_targets_only_is_refused() -> None:
     with pytest.raises(ModelError, match="look at the loss"):
         nb.LossJacobian(nn.Linear(4, 2).double(), [(X, Y)], lambda o, t: t.square().sum(1))

@@ -3,6 +3,7 @@
 - :func:`check_examples`: answers must not be random, nor depend on the other examples.
 - :func:`check_derivatives`: autograd against differences of the outputs. A parameter that is hidden from autograd would
   wrongly look free to vary.
+- :func:`check_loss`: the same for a loss of a user's own.
 - :class:`AutogradReference`: rows against plain differentiation, by one random combination and one backward pass.
 - :func:`check_outputs`, :func:`check_rows`: NaN and Inf, with the names of the examples.
 """
@@ -32,6 +33,8 @@ COUPLED = (
     "Examples alone give other rows than examples together: they influence each other, in the network or in the loss. "
     "Each row must belong to one example: normalize by running statistics, and compare with nothing in the same batch."
 )
+_NO_ROWS = "What rows are to be formed of does not depend on the parameters: look at the loss."
+_Function = Callable[[Network, Tensor, Any], Tensor]  # of a network, its parameters and data -> (n, ...)
 _DIRECTIONS = 3
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-2}
 _SHIFTS = 30  # times what rounded parameters change is still rounding
@@ -122,7 +125,7 @@ def check_derivatives(network: Network, x: Any) -> None:
     outputs along a few directions, in float64 if the network can be converted. A kink, or steps of different length
     that disagree, prove nothing.
     """
-    _, _, used = _gradient(network, x)
+    _, _, used = _gradient(network, x, _outputs)
     if used:
         msg = (
             f"The model uses {used[0]!r} by another way than as its own attribute (a list or a hook that holds the "
@@ -130,15 +133,7 @@ def check_derivatives(network: Network, x: Any) -> None:
             "with parameters=... or requires_grad_(False)."
         )
         raise ModelError(msg)
-    network, x = _in_double(network, x)
-    gradient, weights, _ = _gradient(network, x)
-    generator = torch.Generator(device="cpu").manual_seed(1)
-    found = 0
-    for left in reversed(range(_DIRECTIONS)):  # one may be a coincidence; until it is decided
-        found += _disagrees(network, x, weights, gradient, generator)
-        if found > 1 or found + left <= 1:
-            break
-    if found > 1:
+    if _differ_from_differences(network, x, _outputs):
         msg = (
             "The outputs change with the parameters in another way than their derivatives say: part of the network is "
             "hidden by detach(), torch.no_grad(), rounding or a backward of its own. Leave its parameters out with "
@@ -147,11 +142,47 @@ def check_derivatives(network: Network, x: Any) -> None:
         raise ModelError(msg)
 
 
-def _gradient(network: Network, x: Any) -> tuple[Tensor, Tensor, list[str]]:
-    """Return the gradient of a random combination of the outputs, its weights, and parameters used in another way."""
+@full_precision()
+def check_loss(network: Network, loss: Callable[[Tensor, Tensor], Tensor], x: Any, y: Tensor) -> None:
+    """Refuse a user's loss ``(outputs, targets) -> (n,)`` whose derivatives are not those of its values."""
+
+    def losses(network: Network, theta: Tensor, data: Any) -> Tensor:  # (n, 1)
+        return loss(network(theta, data[0]), data[1])[:, None]
+
+    with recording():
+        if not losses(network, network.theta.clone().requires_grad_(), (x, y)).requires_grad:
+            raise ModelError(_NO_ROWS)
+    if _differ_from_differences(network, (x, y), losses):
+        msg = (
+            "The losses change with the parameters in another way than their derivatives say: part of the loss is "
+            "hidden by detach(), torch.no_grad(), rounding or a backward of its own, and would not be held. Take that "
+            "out of the loss, or use ProjectedPosterior, which holds the outputs."
+        )
+        raise ModelError(msg)
+
+
+def _outputs(network: Network, theta: Tensor, x: Any) -> Tensor:  # (n, ...)
+    return network(theta, x)
+
+
+def _differ_from_differences(network: Network, x: Any, function: _Function) -> bool:
+    """Whether the derivatives of a function of a network and its data are not those of its values."""
+    network, x = _in_double(network, x, function)
+    gradient, weights, _ = _gradient(network, x, function)
+    generator = torch.Generator(device="cpu").manual_seed(1)
+    found = 0
+    for left in reversed(range(_DIRECTIONS)):  # one may be a coincidence; until it is decided
+        found += _disagrees(network, x, function, weights, gradient, generator)
+        if found > 1 or found + left <= 1:
+            break
+    return found > 1
+
+
+def _gradient(network: Network, x: Any, function: _Function) -> tuple[Tensor, Tensor, list[str]]:
+    """Return the gradient of a random combination of the values, its weights, and parameters used in another way."""
     with recording():
         theta = network.theta.clone().requires_grad_()
-        values = network(theta, x)
+        values = function(network, theta, x)
         if not values.requires_grad:
             msg = (
                 "The outputs do not depend on the parameters in a way that can be differentiated: is there a detach(), "
@@ -165,7 +196,7 @@ def _gradient(network: Network, x: Any) -> tuple[Tensor, Tensor, list[str]]:
     return gradient.detach(), weights, [name for name, g in zip(named, found[1:], strict=True) if g is not None]
 
 
-def _in_double(network: Network, x: Any) -> tuple[Network, Any]:
+def _in_double(network: Network, x: Any, function: _Function) -> tuple[Network, Any]:
     """Return the network and its inputs in float64, where differences have more digits; as they are if it cannot."""
     if network.dtype == torch.float64 or network.n_parameters > _COPIED:
         return network, x
@@ -173,23 +204,26 @@ def _in_double(network: Network, x: Any) -> tuple[Network, Any]:
     try:
         wide = Network(copy.deepcopy(network.module).double(), lambda name, _: name in names, network.output_fn)
         wide_x = map_leaves(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, x)
-        wide.outputs(wide_x)
+        with torch.no_grad():
+            function(wide, wide.theta, wide_x)
     except Exception:  # a network that is made for one precision may raise anything
         return network, x
     return wide, wide_x
 
 
 @torch.no_grad()
-def _disagrees(network: Network, x: Any, weights: Tensor, gradient: Tensor, generator: torch.Generator) -> bool:
-    """Whether the outputs change along a random direction in another way than the gradient says."""
+def _disagrees(
+    network: Network, x: Any, function: _Function, weights: Tensor, gradient: Tensor, generator: torch.Generator
+) -> bool:
+    """Whether the values change along a random direction in another way than the gradient says."""
     theta = network.theta
     vector = torch.randn(len(theta), generator=generator, dtype=torch.float64, device="cpu").to(theta)
     expected = float(gradient.double() @ vector.double())
     unit = torch.finfo(theta.dtype).eps ** (1 / 3) * (1 + float(theta.norm())) / float(vector.norm())
-    middle, slopes, kinks = network(theta, x).double(), [], []
+    middle, slopes, kinks = function(network, theta, x).double(), [], []
     for length in (unit, unit / 4):
-        ahead = network(theta + length * vector, x).double() - middle
-        behind = middle - network(theta - length * vector, x).double()
+        ahead = function(network, theta + length * vector, x).double() - middle
+        behind = middle - function(network, theta - length * vector, x).double()
         slopes.append(float(((ahead + behind) * weights).sum()) / (2 * length))
         kinks.append(float(((ahead - behind) * weights).abs().sum()) / length)
     far, near = slopes
@@ -282,8 +316,7 @@ class AutogradReference:
 def _combination(values: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     """Differentiate the random combination of some values."""
     if not values.requires_grad:
-        msg = "What rows are to be formed of does not depend on the parameters: look at the loss."
-        raise ModelError(msg)
+        raise ModelError(_NO_ROWS)
     return gradients((values * _weights(values)).sum(), tensors)
 
 
