@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from nullbayes.hashing import checksums
 
 BatchFn = Callable[[Any], tuple[Any, Tensor]]
 _TOKENS = (torch.bool, torch.int16, torch.int32)  # hashed as int64; bytes stay, which images are made of
+_COLUMNS = "; columns "  # in a signature, before the names of the columns of a table
+_NAMED_COLUMNS = 20  # that an error lists
 _TARGETS = ("labels", "label", "targets", "target", "y")
 _WEIGHTS = ("weight", "weights", "sample_weight", "sample_weights")
 _NO_WEIGHTS = (
@@ -224,13 +227,43 @@ def _apart(batch: Any, batch_fn: BatchFn) -> Sequence[Any]:
 
 def places(description: str) -> list[str]:
     """Return the parts of an input from its description: their places, without shapes and types."""
-    return sorted(re.findall(r"inputs(?:\[[^\]]*\])*(?= of )", description))
+    return sorted(re.findall(r"inputs(?:\[[^\]]*\])*(?= of )", form(description)))
 
 
 def same_form(one: str, other: str) -> bool:
     """Whether two descriptions have the same parts; where not both are named, whether they have as many."""
     a, b = places(one), places(other)
-    return a == b if "['" in one and "['" in other else len(a) == len(b)
+    return a == b if "['" in form(one) and "['" in form(other) else len(a) == len(b)
+
+
+def form(signature: str) -> str:
+    """Return the description of shapes and types in a signature, without the names of columns."""
+    return signature.partition(_COLUMNS)[0]
+
+
+def signed(description: str, columns: Sequence[str]) -> str:
+    """Return the signature of inputs: their description and, where they came as a table, the names of its columns."""
+    return description + (_COLUMNS + json.dumps(list(columns)) if columns else "")
+
+
+def columns_of(batch: Any) -> list[str]:
+    """Return the names of the columns of a table of inputs, alone or in a pair with targets; [] if it has none."""
+    table = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    names = list(table.columns) if is_array(table) and hasattr(table, "columns") else []
+    return names if all(isinstance(name, str) for name in names) else []  # pandas numbers the columns of an array
+
+
+def check_columns(batch: Any, signature: str) -> None:
+    """Refuse a table whose columns are not those of the training table, in its order; arrays have no names."""
+    found, trained = columns_of(batch), json.loads(signature.partition(_COLUMNS)[2] or "[]")
+    if not found or not trained or found == trained:
+        return
+    lacking = [name for name in trained if name not in found]
+    what = "the columns of training in another order" if sorted(found) == sorted(trained) else "other columns"
+    what = f"no column {lacking[0]!r}" if lacking else what
+    names = trained if len(trained) <= _NAMED_COLUMNS else "list(table.columns) of the table that fit was given"
+    msg = f"The inputs have {what}, and a network takes columns by position: pass x[columns] with columns = {names}."
+    raise DataError(msg + (" If only the names differ, pass x.to_numpy()." if lacking else ""))
 
 
 def described(x: Any, path: str = "inputs") -> str:

@@ -31,6 +31,7 @@ class Expected(Examples):
 
     def __init__(self, beginning: Examples, n_examples: int, group: Group = ALONE) -> None:
         self.device, self._beginning, self._n_examples, self.group = beginning.device, beginning, n_examples, group
+        self.columns = beginning.columns
 
     def __len__(self) -> int:
         """Return the largest number of examples of a process."""

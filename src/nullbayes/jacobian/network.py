@@ -19,7 +19,7 @@ from torch.func import functional_call
 from nullbayes.distributed import ALONE, Group
 from nullbayes.errors import InputError, ModelError, NullBayesError, SettingsError
 from nullbayes.hashing import fingerprint
-from nullbayes.jacobian.batches import described, leaves, map_leaves, n_examples, same_form, take_examples
+from nullbayes.jacobian.batches import described, form, leaves, map_leaves, n_examples, same_form, take_examples
 from nullbayes.jacobian.division import Division
 from nullbayes.jacobian.modules import HALF, Places, evaluation_copy, select_parameters, tensors_of, unwrapped
 from nullbayes.jacobian.modules import Selection as Selection
@@ -184,7 +184,7 @@ class Network:
 
     def _compare_with_training(self, what: str, x: Any, error: Exception | None = None) -> None:
         """Raise an error that describes the training inputs, if these inputs differ from them."""
-        now, trained, own = described(x), self.input_signature, str(self.dtype)
+        now, trained, own = described(x), form(self.input_signature), str(self.dtype)
         if trained not in ("", now):
             hint = "" if now.count(",") == trained.count(",") else "; one example x alone as x[None]"
             msg = (
@@ -204,8 +204,8 @@ class Network:
         now = described(x)
         if self.input_signature and not same_form(now, self.input_signature):
             msg = (
-                f"The network is given {now}; in training it had {self.input_signature} (n examples). Pass all of its "
-                "inputs and no others, in that form: several as a tuple (a, b), named ones as a mapping."
+                f"The network is given {now}; in training it had {form(self.input_signature)} (n examples). Pass all "
+                "of its inputs and no others, in that form: several as a tuple (a, b), named ones as a mapping."
             )
             raise InputError(msg)
 

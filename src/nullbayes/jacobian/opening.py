@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from nullbayes.distributed import Group
 from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, warn
 from nullbayes.jacobian.autograd import ordinary, recording
-from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves
+from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves, signed
 from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.guesses import Guesses
@@ -76,7 +76,7 @@ def open_data(
     few, few_targets = examples.read(0, min(8, len(examples)))
     answers = _first_answers(network, few)
     check_outputs(examples, 0, answers)
-    network.input_signature = described(few)  # once the network takes them
+    network.input_signature = signed(described(few), examples.columns)  # once the network takes them
     check_examples(network, few)
     check_derivatives(network, few)
     chosen, sums = resolve(likelihood), None

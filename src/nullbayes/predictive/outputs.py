@@ -22,6 +22,7 @@ from nullbayes.errors import DataError, LikelihoodError, SettingsError, warn
 from nullbayes.jacobian.batches import (
     BatchFn,
     as_tensors,
+    check_columns,
     first_bad,
     inputs_of,
     is_array,
@@ -85,7 +86,9 @@ def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -
     batch_fn = batch_fn_for(loader, batch_fn)
     check_order(loader, "Predictions come in the order of the inputs, one for each")
     for batch in loader:
-        inputs = as_tensors(batch if one else inputs_of(batch, batch_fn, network.input_signature), network.dtype)
+        inputs = batch if one else inputs_of(batch, batch_fn, network.input_signature)
+        check_columns(inputs, network.input_signature)
+        inputs = as_tensors(inputs, network.dtype)
         for leaf in leaves(inputs):
             if leaf.is_floating_point() and not torch.isfinite(leaf).all():
                 msg = f"The inputs hold NaN or Inf{first_bad(leaf)}. Leave such inputs out, or replace the numbers."
