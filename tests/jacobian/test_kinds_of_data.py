@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 import nullbayes as nb
-from nullbayes.errors import DataError, LikelihoodError
+from nullbayes.errors import DataError, InputError, LikelihoodError
 from nullbayes.jacobian.batches import inputs_of
 from nullbayes.jacobian.data import Examples
 from support.drawing import randint, randn
@@ -158,6 +159,88 @@ def test_a_batch_fn_that_cannot_take_inputs_alone_says_so_instead_of_leaving_the
         numbered.predict([X])
     with pytest.raises(DataError, match=r"batch_fn failed on a batch .* IndexError"):
         numbered.predict(DataLoader(TensorDataset(X.cpu()), 11))
+
+
+# --- inputs in a form that the network does not take -----------------------------------------------------------------
+
+
+def test_one_example_alone_is_told_to_be_passed_with_its_dimension_and_nothing_else_is() -> None:
+    torch.manual_seed(0)
+    x = randn(20, 6, generator=torch.Generator().manual_seed(0))
+    for outputs in (2, 6):  # the second would take the numbers of an example for six of them
+        posterior = nb.ProjectedPosterior(
+            nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, outputs)), "regression"
+        )
+        posterior.fit(x, x[:, :outputs], 2, progress=False)
+        with pytest.raises(InputError, match=r"\(n,\) .*\(n, 6\) .*x\[None\]"):
+            posterior.predict(x[0])
+        for other in (x[0, :4], x[:, :4], x[:4].T):
+            with pytest.raises(InputError, match=r"\(n, 6\).*Pass inputs of that form\.$"):
+                posterior.predict(other)
+        assert posterior.predict(x[0][None]).mean.shape == (1, outputs)
+
+
+class OfDict(nn.Module):
+    """Takes one dict, as some do, or a part of it by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(30, 8), nn.Linear(8, 3)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.head(torch.tanh(self.words(batch["input_ids"]).mean(1)))
+
+
+class ByName(OfDict):
+    def forward(self, input_ids: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward({"input_ids": input_ids}) * scale
+
+
+IDS = randint(30, (N, 4), generator=torch.Generator().manual_seed(0))
+
+
+def test_a_network_that_takes_one_dict_is_told_what_to_pass_and_that_works() -> None:
+    batch = {"input_ids": IDS, "length": torch.full((N,), 4), "labels": Y}
+    for model, inputs in ((OfDict(), ({"input_ids": IDS, "length": batch["length"]},)), (ByName(), {"input_ids": IDS})):
+        with pytest.raises(InputError, match="batch_fn=lambda batch") as refused:
+            nb.ProjectedPosterior(model).fit([batch], 2, progress=False)
+        advised = re.search(r"batch_fn=(lambda batch: .*, batch\['labels'\]\))", str(refused.value))
+        assert advised
+        posterior = nb.ProjectedPosterior(model, batch_fn=eval(advised[1]), prior_precision=1.0)
+        posterior.fit([batch], 2, progress=False)
+        torch.testing.assert_close(posterior.predict(inputs).mean, posterior.predict([batch]).mean)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU does not survive an index that is out of range")
+@pytest.mark.parametrize("token", [30, -1])
+def test_a_token_outside_of_the_vocabulary_is_named_with_its_table(token: int) -> None:
+    strange = IDS.clone()
+    strange[3, 2] = token
+    posterior = nb.ProjectedPosterior(ByName(), prior_precision=1.0).fit(IDS, Y, 2, progress=False)
+    message = rf"'words' for line {token}, and it has the lines 0 to 29.*as in training"
+    for ask in (lambda: posterior.predict(strange), lambda: posterior.predict(strange[3:4])):
+        with pytest.raises(InputError, match=message):
+            ask()
+    with pytest.raises(InputError, match=message):
+        nb.ProjectedPosterior(ByName()).fit(strange, Y, 2, progress=False)
+    assert not any(module._forward_pre_hooks for module in posterior._network.module.modules())
+    assert posterior.predict(IDS).mean.shape == (N, 3)
+
+
+def test_an_index_error_of_another_kind_is_left_as_it_is() -> None:
+    model = two_columns = nn.Sequential(nn.Linear(2, 3)).to(X)
+    model.forward = lambda x: two_columns[0](x[:, [0, 9]])  # type: ignore[method-assign]
+    with pytest.raises(InputError, match=r"first batch.*index 9 is out of bounds"):
+        nb.ProjectedPosterior(model).fit(X, Y, 2, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_with_advice() -> None:
+    posterior = nb.ProjectedPosterior(MLP.build(), prior_precision=1.0).fit(X, Y, 2, progress=False)
+    nested = torch.nested.nested_tensor([X[:3], X[:5]])
+    for ask in (posterior.predict, lambda x: posterior.fit(x, Y[:2]), lambda x: posterior.fit([(x, Y[:2])])):
+        with pytest.raises(DataError, match=r"nested tensor.*torch.nested.to_padded_tensor\(x, 0.0\)"):
+            ask(nested)
 
 
 # --- batches of Hugging Face ------------------------------------------------------------------------------------------

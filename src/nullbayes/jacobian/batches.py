@@ -84,6 +84,12 @@ def is_array(x: Any) -> bool:
 def as_tensors(x: Any, dtype: torch.dtype | None) -> Any:
     """Return an input with tensors in place of arrays; floating-point arrays are converted to ``dtype``."""
     if isinstance(x, Tensor):
+        if x.is_nested:
+            msg = (
+                "The data are a nested tensor, which cannot be cut example by example: pad it, "
+                "torch.nested.to_padded_tensor(x, 0.0), and pass the network a mask if it takes one."
+            )
+            raise DataError(msg)
         return x
     if is_array(x):
         array = np.asarray(x)

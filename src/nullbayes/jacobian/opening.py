@@ -112,8 +112,23 @@ def _first_answers(network: Network, x: Any) -> Tensor:
         said = str(error).strip().splitlines()[:1] or [type(error).__name__]
         whole = "type" in said[0] and any(not leaf.is_floating_point() for leaf in leaves(x))
         hint = f" Whole numbers may have to be converted: x.to({network.dtype})." if whole else ""
+        if isinstance(x, Mapping) and "unexpected keyword" in said[0]:
+            hint = _by_name(network, x)
         msg = f"The network failed on the first batch, {described(x)} (n examples): {said[0]}{hint}"
         raise InputError(msg) from error
+
+
+def _by_name(network: Network, x: Mapping[str, Any]) -> str:
+    """Say how to pass the parts of a mapping to a network that does not take all of them by name."""
+    taken = list(inspect.signature(network.module.forward).parameters)
+    kept = [name for name in x if name in taken]
+    inputs = "{" + ", ".join(f"{name!r}: batch[{name!r}]" for name in kept or x) + "}"
+    if kept or len(taken) != 1:
+        return f". Leave out what it does not take: batch_fn=lambda batch: ({inputs}, batch['labels'])."
+    return (
+        ". If it takes one dict, put that into a tuple, because the parts of a mapping are passed by name: "
+        f"batch_fn=lambda batch: (({inputs},), batch['labels']). Later calls take the same form, predict(({{...}},))."
+    )
 
 
 class OutputSums:
