@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 import nullbayes as nb
-from nullbayes.errors import DataError, LikelihoodError
+from nullbayes.errors import DataError, InputError, LikelihoodError
 from nullbayes.jacobian.batches import inputs_of
 from nullbayes.jacobian.data import Examples
 from support.drawing import randint, randn
@@ -104,6 +106,141 @@ def test_batch_fn_splits_any_batch() -> None:
     loader = [{"meta": ["a", "b"], "image": x, "info": {"class": y}} for x, y in PARTS]
     posterior = nb.ProjectedPosterior(MLP.build(), batch_fn=lambda b: (b["image"], b["info"]["class"]))
     assert posterior.fit(loader, 2, progress=False).report.n_data == N
+
+
+def halved(batch: Any) -> tuple[Tensor, Any]:
+    """Of batches of all kinds: (x, y), {"image": x, "class": y}, x alone."""
+    if isinstance(batch, dict):
+        return batch["image"] / 2, batch.get("class")
+    return (batch / 2, None) if isinstance(batch, Tensor) else (batch[0] / 2, batch[1])
+
+
+@pytest.mark.filterwarnings("ignore::nullbayes.errors.UntrainedWarning")
+def test_batch_fn_is_applied_to_batches_of_loaders_and_to_nothing_else() -> None:
+    x, y = CLASSIFICATION.data(n=320)
+    (x, old), (y, of_old) = x.split([300, 20]), y.split([300, 20])
+    kind = partial(nb.LossProjectedPosterior, MLP.build(), batch_fn=halved, prior_precision=1e4)
+    loaders = {
+        "tensors": DataLoader(x.cpu(), 50),  # type: ignore[arg-type]
+        "list of tensors": list(x.split(50)),
+        "pairs": list(zip(x.split(50), y.split(50), strict=True)),
+        "dataset": TensorDataset(x, y),
+        "mappings": [{"image": x, "class": y}],
+        "mappings without targets": [{"image": x}],
+    }
+    by_loader, by_pair = (
+        kind().fit(*data, generator=torch.Generator().manual_seed(0), progress=False)
+        for data in ([[(old, of_old)]], (old / 2, of_old))
+    )
+    torch.testing.assert_close(by_loader.sample(), by_pair.sample())  # type: ignore[attr-defined]
+    expected = by_pair.predict(x / 2)
+    for posterior in (by_loader, by_pair):
+        posterior.tune((x / 2, y))
+        posterior.calibrate(x / 2, y)
+        assert posterior.check_fit((x / 2, y)) == posterior.check_fit([(x, y)])
+        table = nb.evaluate(posterior, (x / 2, y), {"pair": (x / 2, y), "inputs": 3 * x, "loader": [6 * x]})
+        assert table.n_strangers == {"pair": 300, "inputs": 300, "loader": 300}
+        assert table.rows[0].strangers["inputs"] == table.rows[0].strangers["loader"]
+    for name, loader in loaders.items():
+        torch.testing.assert_close(by_pair.predict(loader).mean, expected.mean, msg=name)
+        assert torch.equal(by_pair.is_ood(loader), by_pair.is_ood(x / 2)), name
+    nb.plan(MLP.build(), (x, y), batch_fn=lambda batch: (batch["image"], batch["class"]))  # not applied
+
+
+def test_a_batch_fn_that_cannot_take_inputs_alone_says_so_instead_of_leaving_them_as_they_are() -> None:
+    named = nb.ProjectedPosterior(MLP.build(), batch_fn=lambda b: (b["image"] / 2, b["class"]))
+    named.fit(X, Y, 2, progress=False)
+    with pytest.raises(
+        DataError, match=r"batch_fn failed on a batch .* KeyError: 'class'.*\(inputs, None\).*predict\(x\)"
+    ):
+        named.predict([{"image": X}])
+    numbered = nb.ProjectedPosterior(MLP.build(), batch_fn=lambda b: (b[0] / 2, b[1])).fit(X, Y, 2, progress=False)
+    with pytest.raises(DataError, match=r"other examples of a batch of 11 inputs.*\(batch, None\).*predict\(x\)"):
+        numbered.predict([X])
+    with pytest.raises(DataError, match=r"batch_fn failed on a batch .* IndexError"):
+        numbered.predict(DataLoader(TensorDataset(X.cpu()), 11))
+
+
+# --- inputs in a form that the network does not take -----------------------------------------------------------------
+
+
+def test_one_example_alone_is_told_to_be_passed_with_its_dimension_and_nothing_else_is() -> None:
+    torch.manual_seed(0)
+    x = randn(20, 6, generator=torch.Generator().manual_seed(0))
+    for outputs in (2, 6):  # the second would take the numbers of an example for six of them
+        posterior = nb.ProjectedPosterior(
+            nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, outputs)), "regression"
+        )
+        posterior.fit(x, x[:, :outputs], 2, progress=False)
+        with pytest.raises(InputError, match=r"\(n,\) .*\(n, 6\) .*x\[None\]"):
+            posterior.predict(x[0])
+        for other in (x[0, :4], x[:, :4], x[:4].T):
+            with pytest.raises(InputError, match=r"\(n, 6\).*Pass inputs of that form\.$"):
+                posterior.predict(other)
+        assert posterior.predict(x[0][None]).mean.shape == (1, outputs)
+
+
+class OfDict(nn.Module):
+    """Takes one dict, as some do, or a part of it by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(30, 8), nn.Linear(8, 3)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.head(torch.tanh(self.words(batch["input_ids"]).mean(1)))
+
+
+class ByName(OfDict):
+    def forward(self, input_ids: Tensor, scale: float = 1.0) -> Tensor:
+        return super().forward({"input_ids": input_ids}) * scale
+
+
+IDS = randint(30, (N, 4), generator=torch.Generator().manual_seed(0))
+
+
+def test_a_network_that_takes_one_dict_is_told_what_to_pass_and_that_works() -> None:
+    batch = {"input_ids": IDS, "length": torch.full((N,), 4), "labels": Y}
+    for model, inputs in ((OfDict(), ({"input_ids": IDS, "length": batch["length"]},)), (ByName(), {"input_ids": IDS})):
+        with pytest.raises(InputError, match="batch_fn=lambda batch") as refused:
+            nb.ProjectedPosterior(model).fit([batch], 2, progress=False)
+        advised = re.search(r"batch_fn=(lambda batch: .*, batch\['labels'\]\))", str(refused.value))
+        assert advised
+        posterior = nb.ProjectedPosterior(model, batch_fn=eval(advised[1]), prior_precision=1.0)
+        posterior.fit([batch], 2, progress=False)
+        torch.testing.assert_close(posterior.predict(inputs).mean, posterior.predict([batch]).mean)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU does not survive an index that is out of range")
+@pytest.mark.parametrize("token", [30, -1])
+def test_a_token_outside_of_the_vocabulary_is_named_with_its_table(token: int) -> None:
+    strange = IDS.clone()
+    strange[3, 2] = token
+    posterior = nb.ProjectedPosterior(ByName(), prior_precision=1.0).fit(IDS, Y, 2, progress=False)
+    message = rf"'words' for line {token}, and it has the lines 0 to 29.*as in training"
+    for ask in (lambda: posterior.predict(strange), lambda: posterior.predict(strange[3:4])):
+        with pytest.raises(InputError, match=message):
+            ask()
+    with pytest.raises(InputError, match=message):
+        nb.ProjectedPosterior(ByName()).fit(strange, Y, 2, progress=False)
+    assert not any(module._forward_pre_hooks for module in posterior._network.module.modules())
+    assert posterior.predict(IDS).mean.shape == (N, 3)
+
+
+def test_an_index_error_of_another_kind_is_left_as_it_is() -> None:
+    model = two_columns = nn.Sequential(nn.Linear(2, 3)).to(X)
+    model.forward = lambda x: two_columns[0](x[:, [0, 9]])  # type: ignore[method-assign]
+    with pytest.raises(InputError, match=r"first batch.*index 9 is out of bounds"):
+        nb.ProjectedPosterior(model).fit(X, Y, 2, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_are_refused_with_advice() -> None:
+    posterior = nb.ProjectedPosterior(MLP.build(), prior_precision=1.0).fit(X, Y, 2, progress=False)
+    nested = torch.nested.nested_tensor([X[:3], X[:5]])
+    for ask in (posterior.predict, lambda x: posterior.fit(x, Y[:2]), lambda x: posterior.fit([(x, Y[:2])])):
+        with pytest.raises(DataError, match=r"nested tensor.*torch.nested.to_padded_tensor\(x, 0.0\)"):
+            ask(nested)
 
 
 # --- batches of Hugging Face ------------------------------------------------------------------------------------------

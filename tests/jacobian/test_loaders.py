@@ -17,6 +17,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -121,6 +122,31 @@ def test_custom_samplers_that_shuffle_are_noticed(posterior: nb.ProjectedPosteri
     assert posterior.predict(DataLoader(DATASET, 2, sampler=[3, 1])).mean.shape == (2, 2)  # an order of one's own
     with pytest.raises(DataError, match="takes one part in 2 of the examples"):
         posterior.predict(TRAINING["distributed"])
+
+
+class Buckets(BatchSampler):
+    """Batches in random or in fixed order, as of examples of similar length; what it inherits draws no numbers."""
+
+    shuffle = True
+
+    def __iter__(self) -> Any:
+        batches = list(super().__iter__())
+        order = torch.randperm(len(batches), device="cpu").tolist() if self.shuffle else range(len(batches))
+        return (batches[i] for i in order)
+
+
+class FixedBuckets(Buckets):
+    shuffle = False
+
+
+def test_a_batch_sampler_that_shuffles_is_noticed_whatever_it_derives_from(posterior: nb.ProjectedPosterior) -> None:
+    loader = DataLoader(DATASET, batch_sampler=Buckets(SequentialSampler(DATASET), 1, drop_last=False))
+    with pytest.raises(DataError, match=r"random order \(Buckets\).*evaluation_loader"):
+        posterior.predict(loader)
+    expected = posterior.predict(X).mean
+    torch.testing.assert_close(posterior.predict(nb.evaluation_loader(loader)).mean, expected)
+    fixed = DataLoader(DATASET, batch_sampler=FixedBuckets(SequentialSampler(DATASET), 2, drop_last=False))
+    torch.testing.assert_close(posterior.predict(fixed).mean, expected)
 
 
 @pytest.mark.parametrize("sampler", [None, SubsetRandomSampler([7, 2, 5])], ids=["all", "some"])

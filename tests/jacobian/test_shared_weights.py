@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
+from nullbayes.jacobian.network import Network
 from nullbayes.linalg.pieces import DensePiece, OuterPiece
 from support.models import jacobian
 
@@ -43,6 +44,16 @@ def test_a_tied_embedding_has_the_sum_of_two_shares(parameters: list[str] | str 
     assert rows.route == "by layers (100% of the parameters)"
     names = [parameters] if isinstance(parameters, str) else parameters
     torch.testing.assert_close(rows.dense(), jacobian(model, X, names).flatten(0, 1))
+
+
+def test_a_glob_finds_a_tied_weight_by_each_of_its_names() -> None:
+    for pattern in ("decoder.*", "decoder.weight", "words.*"):
+        names = Network(build(), pattern).names
+        assert names == (("words.weight", "decoder.bias") if pattern == "decoder.*" else ("words.weight",))
+    rows = nb.OutputJacobian(build(), [(X, Y)], parameters="decoder.*")
+    torch.testing.assert_close(rows.dense(), jacobian(build(), X, ["words.weight", "decoder.bias"]).flatten(0, 1))
+    # a predicate sees the first name alone, so that what it leaves out stays out
+    assert "words.weight" not in Network(build(), lambda name, _: not name.startswith("words")).names
 
 
 def test_a_shared_weight_is_one_piece_and_the_bias_beside_it_stays_factored() -> None:

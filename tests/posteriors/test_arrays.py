@@ -135,6 +135,46 @@ def test_a_table_keeps_its_index() -> None:
     np.testing.assert_allclose(table["std"].to_numpy(), array(found.std)[:, 0])
 
 
+NAMES = ["age", "income", "height"]
+OTHER_TABLES = {
+    "another order": (["height", "age", "income"], "the columns of training in another order"),
+    "another name": (["age", "wage", "height"], r"no column 'income'.*to_numpy"),
+    "one more": ([*NAMES, "id"], "other columns"),
+}
+
+
+@pytest.mark.parametrize(("names", "fragment"), OTHER_TABLES.values(), ids=OTHER_TABLES)
+def test_a_table_with_other_columns_than_in_training_is_refused(names: list[str], fragment: str, tmp_path: Any) -> None:
+    table = pd.DataFrame(array(X), columns=NAMES)
+    other = pd.DataFrame({name: table.get(name, table["age"]) for name in names})
+    for data in ((table, LABELS), ([(table, LABELS)],)):
+        posterior = fitted(*data)
+        posterior.save(tmp_path / "file")
+        for each in (posterior, nb.load(tmp_path / "file", network(2))):
+            questions = (
+                lambda x, each=each: each.predict(x),
+                lambda x, each=each: each.predict([x[:20], x[20:]]),
+                lambda x, each=each: each.ood_score(x),
+                lambda x, each=each: each.check_fit(x, LABELS),
+                lambda x, each=each: each.check_fit([(x, LABELS)]),
+                lambda x, each=each: nb.evaluate(each, (X, LABELS), {"other": x}),
+            )
+            for ask in questions:
+                with pytest.raises(DataError, match=rf"{fragment}.*pass x\[columns\]|x\[columns\].*to_numpy"):
+                    ask(other)
+            for x in (table, other.reindex(columns=NAMES, fill_value=0.0), array(X), X, pd.DataFrame(array(X))):
+                for ask in questions:
+                    ask(x)
+    for unnamed in (X, array(X), pd.DataFrame(array(X))):
+        assert fitted(unnamed, LABELS).predict(table).mean.shape == (40, 2)  # there is nothing to compare with
+
+
+def test_batches_of_a_table_must_have_the_same_columns() -> None:
+    table = pd.DataFrame(array(X), columns=NAMES)
+    with pytest.raises(DataError, match=r"another order.*x\[columns\] with columns = \['age', 'income', 'height'\]"):
+        fitted([(table[:20], LABELS[:20]), (table[NAMES[::-1]][20:], LABELS[20:])])
+
+
 def test_methods_accept_inputs_and_targets_or_say_how_to_pass_them() -> None:
     posterior = fitted(X, LABELS)
     assert posterior.check_fit(X, LABELS) == posterior.check_fit([(X, LABELS)])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from nullbayes.command.data import batches, count, take
+from nullbayes.command.data import Given, batches, count, is_given, take
 
 _LEVEL = 0.9  # of the interval of a regression
 
@@ -60,27 +60,27 @@ def _spread(name: str, array: np.ndarray) -> dict[str, np.ndarray]:
     return {name if array.shape[1] == 1 else f"{name}_{i}": array[:, i] for i in range(array.shape[1])}
 
 
-def ask(posterior: Any, batch: Any, alpha: float) -> Answers:
-    """Return what a posterior says about a batch."""
-    prediction = posterior.predict([batch])
+def ask(posterior: Any, loader: list[Any], alpha: float) -> Answers:
+    """Return what a posterior says about a batch, which is the only one of a loader."""
+    prediction = posterior.predict(loader)
     tensors = {"mean": prediction.mean, "variance": prediction.variance, "std": prediction.std}
     tensors |= {} if prediction.probs is None else {"probs": prediction.probs}
     if prediction.noise is not None:
         tensors |= dict(zip(("lower", "upper"), prediction.interval(_LEVEL), strict=True))
-    tensors["score"] = posterior.ood_score([batch])
+    tensors["score"] = posterior.ood_score(loader)
     if posterior.calibration is not None:
-        tensors["p_value"] = posterior.p_value([batch])
+        tensors["p_value"] = posterior.p_value(loader)
         tensors["strange"] = tensors["p_value"] <= alpha + 1e-12
     return Answers({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}, prediction.likelihood)
 
 
 def ask_all(posterior: Any, data: Any, alpha: float, *, what: str = "predicting") -> Answers:
     """Return what a posterior says about all data, with a progress bar on a terminal."""
-    parts: list[Answers] = []
+    parts, wrapped = list[Answers](), Given if is_given(data) else list
     for batch in shown(batches(data), what):
         if not parts and posterior.calibration is not None:
-            posterior.is_ood([take(batch, slice(0, 1))], alpha)  # refuses an alpha that means nothing
-        parts.append(ask(posterior, batch, alpha))
+            posterior.is_ood(wrapped([take(batch, slice(0, 1))]), alpha)  # refuses an alpha that means nothing
+        parts.append(ask(posterior, wrapped([batch]), alpha))
     if not parts:
         posterior.predict([])  # refuses data without a batch
     names = parts[0].arrays

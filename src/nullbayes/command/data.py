@@ -74,9 +74,20 @@ def call(function: Callable[[], Any], text: str, option: str) -> Any:
         raise Refusal(msg) from error
 
 
+class Given(list[Any]):
+    """Batches that are no user's loader, but parts of what was passed without one: batch_fn is not for them."""
+
+    without_batch_fn = True
+
+
+def is_given(data: Any) -> bool:
+    """Whether data are inputs or a pair without a loader, to which batch_fn is not applied, or made of such."""
+    return isinstance(data, tuple) or _is_array(data) or getattr(data, "without_batch_fn", False)
+
+
 def as_inputs(data: Any) -> Any:
     """Return data whose targets are to be skipped: a pair is a batch, not two arguments of the network."""
-    return [data] if isinstance(data, tuple) else data
+    return Given([data]) if isinstance(data, tuple) else data
 
 
 def batches(data: Any) -> Iterator[Any]:
@@ -92,7 +103,7 @@ def batches(data: Any) -> Iterator[Any]:
 
 def inputs_in(batch: Any, batch_fn: Callable[[Any], Any] | None) -> Any:
     """Return what of a batch can be shown: its inputs as a tensor, or None if they are something else."""
-    if batch_fn is not None and not _is_array(batch):
+    if batch_fn is not None:
         with contextlib.suppress(LookupError, TypeError, ValueError):  # it expects batches with targets
             batch = batch_fn(batch)
     x = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
@@ -131,6 +142,7 @@ class _Part:
 
     def __init__(self, data: Any, share: float, *, inside: bool) -> None:
         self._data, self._share, self._inside = data, share, inside
+        self.without_batch_fn = is_given(data)
 
     def __iter__(self) -> Iterator[Any]:
         generator = torch.Generator().manual_seed(0)

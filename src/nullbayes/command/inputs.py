@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from nullbayes.command.answers import Answers, ask, shown
-from nullbayes.command.data import batches, inputs_in
+from nullbayes.command.data import Given, batches, inputs_in, is_given
 from nullbayes.page import Gallery, gallery
 
 _MOST = 8  # inputs of a gallery
@@ -65,9 +65,10 @@ def galleries(
 
 
 def _see(posterior: Any, data: Any, alpha: float, batch_fn: Callable[[Any], Any] | None, wanted: list[_Best]) -> None:
-    start = 0
+    start, given = 0, is_given(data)
+    batch_fn = None if given else batch_fn
     for batch in shown(batches(data), "looking at inputs"):
-        answers = ask(posterior, batch, alpha)
+        answers = ask(posterior, Given([batch]) if given else [batch], alpha)
         for best in wanted:
             best.see(inputs_in(batch, batch_fn), answers, start)
         start += len(answers.arrays["score"])

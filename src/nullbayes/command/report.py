@@ -103,17 +103,19 @@ def make_page(
 class _Shuffled:
     """The inputs of some data with their values shuffled, the same way in every pass."""
 
+    without_batch_fn = True  # which was applied already
+
     def __init__(self, data: Any, batch_fn: BatchFn | None) -> None:
         self._data, self._batch_fn = data, batch_fn
 
     def __iter__(self) -> Iterator[Any]:
         import torch
 
-        from nullbayes.command.data import batches, inputs_in
+        from nullbayes.command.data import batches, inputs_in, is_given
 
         generator = torch.Generator().manual_seed(0)
         for batch in batches(self._data):
-            x = inputs_in(batch, self._batch_fn)
+            x = inputs_in(batch, None if is_given(self._data) else self._batch_fn)
             if x is None or x.ndim < 2:
                 msg = "No strangers can be made of these inputs: pass some, --strangers LABEL=NAME."
                 raise Refusal(msg)

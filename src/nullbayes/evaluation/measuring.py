@@ -14,6 +14,7 @@ from nullbayes.decisions import COMBINED, check_mask, combined_score, need_calib
 from nullbayes.errors import DataError
 from nullbayes.evaluation.entries import Entry
 from nullbayes.evaluation.judging import Judged, joined, judge
+from nullbayes.jacobian.loaders import Given
 from nullbayes.predictive import Mask, stream
 
 
@@ -45,7 +46,7 @@ def ask_strangers(entry: Entry, name: str, data: Any, mask: Mask) -> Answers:
     """Ask a method about inputs, whose targets are skipped if there are any."""
     method, where = entry.method, f"strangers[{name!r}]"
     if isinstance(data, tuple) and method._network.input_signature:
-        data = [data]  # several arguments of the network, or a pair with targets: its form tells
+        data = Given([data])  # several arguments of the network, or a pair with targets: its form tells
     inputs = stream(data, method._network, method._batch_fn, method.n_samples)
     return _ask(entry, ((x, None) for x in _located(where, inputs)), mask, where)
 

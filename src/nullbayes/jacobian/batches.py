@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -15,6 +16,8 @@ from nullbayes.hashing import checksums
 
 BatchFn = Callable[[Any], tuple[Any, Tensor]]
 _TOKENS = (torch.bool, torch.int16, torch.int32)  # hashed as int64; bytes stay, which images are made of
+_COLUMNS = "; columns "  # in a signature, before the names of the columns of a table
+_NAMED_COLUMNS = 20  # that an error lists
 _TARGETS = ("labels", "label", "targets", "target", "y")
 _WEIGHTS = ("weight", "weights", "sample_weight", "sample_weights")
 _NO_WEIGHTS = (
@@ -81,6 +84,12 @@ def is_array(x: Any) -> bool:
 def as_tensors(x: Any, dtype: torch.dtype | None) -> Any:
     """Return an input with tensors in place of arrays; floating-point arrays are converted to ``dtype``."""
     if isinstance(x, Tensor):
+        if x.is_nested:
+            msg = (
+                "The data are a nested tensor, which cannot be cut example by example: pad it, "
+                "torch.nested.to_padded_tensor(x, 0.0), and pass the network a mask if it takes one."
+            )
+            raise DataError(msg)
         return x
     if is_array(x):
         array = np.asarray(x)
@@ -151,11 +160,8 @@ def join_examples(parts: Sequence[Any]) -> Any:
 def split_batch(batch: Any, batch_fn: BatchFn | None, dtype: torch.dtype | None = None) -> tuple[Any, Tensor]:
     """Return inputs and targets of a training batch; floating-point arrays become tensors of type ``dtype``."""
     if batch_fn is not None:
-        pair = batch_fn(batch)
-        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            msg = f"batch_fn must return a pair (inputs, targets), not {_named(pair)}."
-            raise DataError(msg)
-        return _checked(pair[0], pair[1], dtype)
+        x, y = _apart(batch, batch_fn)
+        return _checked(x, y, dtype)
     if isinstance(batch, Mapping):
         key = _target_key(batch)
         weight = next((k for k in _WEIGHTS if k in batch), None)
@@ -184,32 +190,86 @@ def split_batch(batch: Any, batch_fn: BatchFn | None, dtype: torch.dtype | None 
 
 
 def inputs_of(batch: Any, batch_fn: BatchFn | None, wanted: str = "") -> Any:
-    """Return the inputs of a batch that may come without targets.
+    """Return the inputs of a batch that may come without targets; ``batch_fn`` is applied to each.
 
-    ``wanted`` describes the training inputs: a batch of the same form is not a pair with targets.
+    ``wanted`` describes the training inputs: without ``batch_fn``, a batch of the same form is no pair with targets.
     """
-    if wanted and places(described(batch)) == places(wanted):
-        return batch
     if batch_fn is not None:
         try:
-            return split_batch(batch, batch_fn)[0]
-        except (DataError, LookupError, TypeError):  # it expects batches with targets
-            return batch
+            x = _apart(batch, batch_fn)[0]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, DataError):
+                raise
+            msg = (
+                f"batch_fn failed on a batch of the loader, {type(error).__name__}: {error}. It is applied to every "
+                "batch of a loader, with targets or without: let it return (inputs, None) where there are none, or "
+                "pass the inputs themselves, predict(x)."
+            )
+            raise DataError(msg) from error
+        if is_array(batch) and n_examples(as_tensors(x, None)) != len(batch):
+            msg = (
+                f"batch_fn makes other examples of a batch of {len(batch)} inputs without targets: does it take "
+                "batch[0] for the inputs? It is applied to every batch of a loader: let it return (batch, None) for a "
+                "tensor, or pass the inputs themselves, predict(x)."
+            )
+            raise DataError(msg)
+        return x
+    if wanted and places(described(batch)) == places(wanted):
+        return batch
     if isinstance(batch, Mapping):
         key = _target_key(batch)
         return batch if key is None else {k: v for k, v in batch.items() if k != key}
     return batch[0] if isinstance(batch, (tuple, list)) and len(batch) in (1, 2) else batch
 
 
+def _apart(batch: Any, batch_fn: BatchFn) -> Sequence[Any]:
+    """Return what ``batch_fn`` makes of a batch, if it is a pair."""
+    pair = batch_fn(batch)
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        msg = f"batch_fn must return a pair (inputs, targets), not {_named(pair)}."
+        raise DataError(msg)
+    return pair
+
+
 def places(description: str) -> list[str]:
     """Return the parts of an input from its description: their places, without shapes and types."""
-    return sorted(re.findall(r"inputs(?:\[[^\]]*\])*(?= of )", description))
+    return sorted(re.findall(r"inputs(?:\[[^\]]*\])*(?= of )", form(description)))
 
 
 def same_form(one: str, other: str) -> bool:
     """Whether two descriptions have the same parts; where not both are named, whether they have as many."""
     a, b = places(one), places(other)
-    return a == b if "['" in one and "['" in other else len(a) == len(b)
+    return a == b if "['" in form(one) and "['" in form(other) else len(a) == len(b)
+
+
+def form(signature: str) -> str:
+    """Return the description of shapes and types in a signature, without the names of columns."""
+    return signature.partition(_COLUMNS)[0]
+
+
+def signed(description: str, columns: Sequence[str]) -> str:
+    """Return the signature of inputs: their description and, where they came as a table, the names of its columns."""
+    return description + (_COLUMNS + json.dumps(list(columns)) if columns else "")
+
+
+def columns_of(batch: Any) -> list[str]:
+    """Return the names of the columns of a table of inputs, alone or in a pair with targets; [] if it has none."""
+    table = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
+    names = list(table.columns) if is_array(table) and hasattr(table, "columns") else []
+    return names if all(isinstance(name, str) for name in names) else []  # pandas numbers the columns of an array
+
+
+def check_columns(batch: Any, signature: str) -> None:
+    """Refuse a table whose columns are not those of the training table, in its order; arrays have no names."""
+    found, trained = columns_of(batch), json.loads(signature.partition(_COLUMNS)[2] or "[]")
+    if not found or not trained or found == trained:
+        return
+    lacking = [name for name in trained if name not in found]
+    what = "the columns of training in another order" if sorted(found) == sorted(trained) else "other columns"
+    what = f"no column {lacking[0]!r}" if lacking else what
+    names = trained if len(trained) <= _NAMED_COLUMNS else "list(table.columns) of the table that fit was given"
+    msg = f"The inputs have {what}, and a network takes columns by position: pass x[columns] with columns = {names}."
+    raise DataError(msg + (" If only the names differ, pass x.to_numpy()." if lacking else ""))
 
 
 def described(x: Any, path: str = "inputs") -> str:

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from nullbayes.distributed import ALONE, Group
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.data import IN_ORDER, Examples
-from nullbayes.jacobian.loaders import as_loader, check_order, numbered
+from nullbayes.jacobian.loaders import as_loader, batch_fn_for, check_order, numbered
 
 _PLANNED_EXAMPLES = 8  # that a plan looks at, if as many batches hold so many
 _PLANNED_BATCHES = 3  # and one more is read, to see whether these are all
@@ -31,6 +31,7 @@ class Expected(Examples):
 
     def __init__(self, beginning: Examples, n_examples: int, group: Group = ALONE) -> None:
         self.device, self._beginning, self._n_examples, self.group = beginning.device, beginning, n_examples, group
+        self.columns = beginning.columns
 
     def __len__(self) -> int:
         """Return the largest number of examples of a process."""
@@ -52,6 +53,7 @@ def read_beginning(data: Any, batch_fn: BatchFn | None, device: torch.device, dt
     A loader without a length is read to its end.
     """
     loader = as_loader(data)
+    batch_fn = batch_fn_for(loader, batch_fn)
     check_order(loader, IN_ORDER)
     if _length(loader) is None:
         examples = Examples(loader, batch_fn, device, dtype=dtype)

@@ -20,6 +20,8 @@ from nullbayes.errors import DataError
 from nullbayes.hashing import checksums, fingerprint
 from nullbayes.jacobian.batches import (
     BatchFn,
+    check_columns,
+    columns_of,
     first_bad,
     input_checksums,
     join_examples,
@@ -27,10 +29,20 @@ from nullbayes.jacobian.batches import (
     leaves,
     map_leaves,
     n_examples,
+    signed,
     take_examples,
     to_device,
 )
-from nullbayes.jacobian.loaders import RECIPE, Batch, Stream, as_loader, batch_bytes, check_order, numbered
+from nullbayes.jacobian.loaders import (
+    RECIPE,
+    Batch,
+    Stream,
+    as_loader,
+    batch_bytes,
+    batch_fn_for,
+    check_order,
+    numbered,
+)
 from nullbayes.limits import free_memory
 from nullbayes.linalg.rows import Rows
 
@@ -50,7 +62,7 @@ class Examples:
         A DataLoader, a list of batches, or anything that can be iterated twice with the same result; or all inputs and
         all targets, as tensors or arrays.
     batch_fn : callable, optional
-        Turns a batch into ``(inputs, targets)``.
+        Turns a batch of a loader into ``(inputs, targets)``.
     device : torch.device
         The device of what :meth:`read` returns.
     dtype : torch.dtype, optional
@@ -65,12 +77,15 @@ class Examples:
         Whether these are only some of the training data.
     input_sums : Tensor (N,)
         The checksum of every input, without its target.
+    columns : sequence of str
+        The names of the columns, where the inputs came as a table.
     group : Group
         The processes that the examples are spread over: this one alone, except in a ``Shard``.
     """
 
     partial = False
     group: Group = ALONE
+    columns: Sequence[str] = ()
 
     def __init__(
         self,
@@ -85,7 +100,7 @@ class Examples:
         check_order(loader, IN_ORDER)
         if held_bytes is None:
             held_bytes = int(_HELD_SHARE * free_memory(torch.device("cpu")))
-        self.device, self._batch_fn = device, batch_fn
+        self.device, self._batch_fn = device, batch_fn_for(loader, batch_fn)
         self._dtype = dtype or torch.get_default_dtype()
         self._starts = [0]
         self._layout: dict[str, Any] = {}
@@ -204,6 +219,9 @@ class Examples:
         inputs: list[Tensor] = []
         sums, size = [], 0
         for i, batch in enumerate(loader):
+            if self._batch_fn is None:
+                self.columns = self.columns or columns_of(batch)
+                check_columns(batch, signed("", self.columns))
             x, y = numbered(i, batch, self._batch_fn, self._dtype)
             check_batch(i, x, y)
             found = _layout(i, x, y)
@@ -264,7 +282,7 @@ class _Chosen(Examples):
     partial = True
 
     def __init__(self, whole: Examples, numbers: Sequence[int]) -> None:
-        self.device, self._whole, self.group = whole.device, whole, whole.group
+        self.device, self._whole, self.group, self.columns = whole.device, whole, whole.group, whole.columns
         self._parts = whole.parts(numbers)
         self._numbers = self._parts[self.group.rank]  # may be none, if other processes have them
         self._held = join_examples(list(whole.some(self._numbers))) if self._numbers else None

@@ -9,11 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.checks import check_loss
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.jacobian.opening import open_data
 from nullbayes.jacobian.rows import Formed, JacobianRows
-from nullbayes.likelihoods import Likelihood, LossFn
+from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, Regression
 
 
 class OutputJacobian(JacobianRows):
@@ -34,7 +35,7 @@ class OutputJacobian(JacobianRows):
         Which parameters vary: all that require gradients, those whose names match a glob such as ``"head.*"``, or
         those for which the predicate holds.
     batch_fn : callable, optional
-        Turns a batch of the loader into ``(inputs, targets)``.
+        Turns a batch of the loader into ``(inputs, targets)``. It is not applied to a pair (x, y).
     output_fn : callable, optional
         Takes the outputs out of what the model returns.
     storage : "recompute" or "matrix_free"
@@ -116,6 +117,8 @@ class LossJacobian(JacobianRows):
     ) -> None:
         opened = open_data(model, loader, likelihood, parameters, batch_fn, output_fn)
         network, examples, fitted = opened.network, opened.examples, opened.likelihood
+        if type(fitted) not in (Bernoulli, Classification, Regression):  # those are known to be right
+            check_loss(network, fitted.loss, *examples.read(0, min(8, len(examples))))
         self.n_counted, self.output_stds = examples.n_all, opened.output_stds
         width = math.prod(network.output_shape(examples.read(0, 1)[0]))
 

@@ -27,7 +27,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from nullbayes.errors import DataError
-from nullbayes.jacobian.batches import BatchFn, as_tensors, is_array, leaves, split_batch
+from nullbayes.jacobian.batches import BatchFn, as_tensors, check_columns, is_array, leaves, split_batch
 
 Batch = tuple[Any, Tensor]  # inputs and targets
 RECIPE = "DataLoader(dataset, batch_size=..., shuffle=False)"
@@ -36,10 +36,21 @@ _ASKED_TWICE = 3  # examples of a dataset, to see whether it augments
 _BATCH = 256  # examples per batch of a dataset
 
 
+class Given(list[Any]):
+    """Inputs, or a pair with targets, that were passed without a loader: ``batch_fn`` is not applied to them."""
+
+    without_batch_fn = True
+
+
+def batch_fn_for(loader: Iterable[Any], batch_fn: BatchFn | None) -> BatchFn | None:
+    """Return ``batch_fn``, which is applied to every batch of a loader; None for what was passed without one."""
+    return None if getattr(loader, "without_batch_fn", False) else batch_fn
+
+
 def as_loader(data: Any) -> Iterable[Any]:
     """Return an iterable of batches: a pair (inputs, targets) as one batch, those of a dataset, or the loader."""
     if isinstance(data, tuple) and len(data) == 2 and _is_data(data):
-        return [data]
+        return Given([data])
     if isinstance(data, Dataset) and not isinstance(data, DataLoader):
         return DataLoader(data, batch_size=_BATCH)
     if isinstance(data, Mapping):
@@ -67,11 +78,16 @@ def as_loader(data: Any) -> Iterable[Any]:
     return data
 
 
-def batches(data: Any, batch_fn: BatchFn | None, dtype: torch.dtype) -> Iterator[tuple[Any, Tensor]]:
-    """Iterate over inputs and targets once, in any order."""
+def batches(
+    data: Any, batch_fn: BatchFn | None, dtype: torch.dtype, signature: str = ""
+) -> Iterator[tuple[Any, Tensor]]:
+    """Iterate over inputs and targets once, in any order; the signature of training names the columns of tables."""
     with torch.random.fork_rng(devices=()):  # a DataLoader draws a seed
-        iterator = iter(as_loader(data))
+        iterator = iter(loader := as_loader(data))
+    batch_fn = batch_fn_for(loader, batch_fn)
     for number, batch in enumerate(iterator):
+        if batch_fn is None:
+            check_columns(batch, signature)
         yield numbered(number, batch, batch_fn, dtype)
 
 
@@ -272,11 +288,15 @@ def _wanted(loader: DataLoader[Any]) -> str:
 
 def _randomness(loader: DataLoader[Any]) -> str:
     sampler = sampler_of(loader)
-    shuffles = isinstance(sampler, _RANDOM) or (isinstance(sampler, DistributedSampler) and sampler.shuffle)
-    if not shuffles and not _is_known(sampler):
-        one, other = _read_twice(loader)
-        shuffles = one != other
-    return f"draws examples in random order ({type(sampler).__name__})" if shuffles else ""
+    if isinstance(sampler, _RANDOM) or (isinstance(sampler, DistributedSampler) and sampler.shuffle):
+        return f"draws examples in random order ({type(sampler).__name__})"
+    own_batches = loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler
+    if own_batches or not _is_known(sampler):  # a class that derives from BatchSampler may draw batches as it likes
+        one, other = _read_twice(loader, own_batches)
+        if one != other:
+            named = loader.batch_sampler if own_batches else sampler
+            return f"draws examples in random order ({type(named).__name__})"
+    return ""
 
 
 def _is_known(sampler: Any) -> bool:
@@ -286,9 +306,8 @@ def _is_known(sampler: Any) -> bool:
     )
 
 
-def _read_twice(loader: DataLoader[Any]) -> tuple[list[Any], list[Any]]:
-    """Return the indices of two passes."""
-    own_batches = _has_own_batches(loader)
+def _read_twice(loader: DataLoader[Any], own_batches: bool) -> tuple[list[Any], list[Any]]:
+    """Return the indices of two passes of the batch sampler, or of the sampler."""
     source: Any = loader.batch_sampler if own_batches else sampler_of(loader)
     with _random_numbers_kept(), contextlib.suppress(TypeError):  # a sampler without a length
         one, other = (list(itertools.islice(source, len(source))) for _ in range(2))
@@ -312,7 +331,7 @@ def _chosen(loader: DataLoader[Any]) -> list[int] | None:
     whole = isinstance(sampler, (RandomSampler, WeightedRandomSampler, SequentialSampler, DistributedSampler))
     if isinstance(loader.dataset, IterableDataset) or (whole and not _has_own_batches(loader)):
         return None
-    one, other = (sorted(set(indices)) for indices in _read_twice(loader))
+    one, other = (sorted(set(indices)) for indices in _read_twice(loader, _has_own_batches(loader)))
     if one != other:
         msg = (
             f"The sampler of the loader ({type(sampler).__name__}) takes other examples each time: make a loader of "

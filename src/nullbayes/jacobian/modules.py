@@ -6,17 +6,18 @@ precision, which has no linear algebra.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from nullbayes.errors import ModelError
+from nullbayes.errors import InputError, ModelError
 from nullbayes.torch_internals import before_compilation, is_batch_norm
 
 Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
@@ -111,10 +112,12 @@ def _matching(model: nn.Module, parameters: Selection) -> dict[str, nn.Parameter
             f"not {str(parameters)[:60]}."
         )
         raise ModelError(msg)
+    named = dict(model.named_parameters(remove_duplicate=False))  # a tied parameter by each of its names
     for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in everything):
-            raise ModelError(_no_match(pattern, list(everything)))
-    return {n: p for n, p in everything.items() if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)}
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in named):
+            raise ModelError(_no_match(pattern, list(named)))
+    matching = {id(p) for n, p in named.items() if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)}
+    return {name: p for name, p in everything.items() if id(p) in matching}
 
 
 def _no_match(pattern: str, names: list[str]) -> str:
@@ -249,6 +252,40 @@ def _refuse(model: nn.Module) -> None:
                 f"model.{name}.max_norm = None."
             )
             raise ModelError(msg)
+
+
+@contextlib.contextmanager
+def lines_checked(module: nn.Module) -> Iterator[None]:
+    """Name the table of embeddings that is asked for a line that it has not, in a call that fails by that."""
+
+    def check(name: str, table: Any) -> Callable[..., None]:
+        def look(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            lines = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+            for line in (int(lines.min()), int(lines.max())):
+                if not 0 <= line < table.num_embeddings:
+                    msg = (
+                        f"The network asks its table of embeddings {name!r} for line {line}, and it has the lines 0 to "
+                        f"{table.num_embeddings - 1}: a token or category that it was not made for, or an input that "
+                        "is longer than its positions. Encode and cut the inputs as in training."
+                    )
+                    raise InputError(msg)
+
+        return look
+
+    handles = [
+        part.register_forward_pre_hook(check(name, part), with_kwargs=True)
+        for name, part in module.named_modules()
+        if isinstance(part, (nn.Embedding, nn.EmbeddingBag))
+    ]
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception:  # it fails by something else, which the caller reports
+        return
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

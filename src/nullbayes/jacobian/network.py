@@ -19,15 +19,24 @@ from torch.func import functional_call
 from nullbayes.distributed import ALONE, Group
 from nullbayes.errors import InputError, ModelError, NullBayesError, SettingsError
 from nullbayes.hashing import fingerprint
-from nullbayes.jacobian.batches import described, leaves, map_leaves, n_examples, same_form, take_examples
+from nullbayes.jacobian.batches import described, form, leaves, map_leaves, n_examples, same_form, take_examples
 from nullbayes.jacobian.division import Division
-from nullbayes.jacobian.modules import HALF, Places, evaluation_copy, select_parameters, tensors_of, unwrapped
+from nullbayes.jacobian.modules import (
+    HALF,
+    Places,
+    evaluation_copy,
+    lines_checked,
+    select_parameters,
+    tensors_of,
+    unwrapped,
+)
 from nullbayes.jacobian.modules import Selection as Selection
 from nullbayes.limits import is_out_of_memory
 from nullbayes.precision import differentiable, plain_recurrence, uncompiled
 from nullbayes.torch_internals import before_compilation
 
 OutputFn = Callable[[Any], Tensor]
+_ALONE = "one example x alone as x[None]"
 
 
 class Network:
@@ -40,7 +49,8 @@ class Network:
         float32, at the same values of its parameters.
     parameters : None, str, iterable of str, or callable (name, parameter) -> bool
         Which parameters vary: all that require gradients, those whose names match a glob such as ``"head.*"``, or
-        those for which the predicate holds.
+        those for which the predicate holds. A tied parameter matches a glob by any of its names; a predicate gets the
+        first of them.
     output_fn : callable, optional
         Takes the outputs out of what the model returns; by default its only tensor, or the one called "logits".
     """
@@ -159,7 +169,8 @@ class Network:
 
         The inputs are cloned, because some models modify them in place.
         """
-        args, kwargs = arguments(map_leaves(_single if self.casts_to_float32 else torch.clone, x))
+        copied = _single if self.casts_to_float32 else torch.clone
+        args, kwargs = arguments(map_leaves(copied, x))
         with self.lock, contextlib.ExitStack() as stack:
             for switch in self._switches:
                 stack.enter_context(switch())
@@ -168,11 +179,18 @@ class Network:
             except Exception as error:
                 if not isinstance(error, NullBayesError) and not is_out_of_memory(error):
                     self._compare_with_training("failed on", x, error)
+                if isinstance(error, IndexError):
+                    with lines_checked(self.module):
+                        run(*arguments(map_leaves(copied, x)))
                 raise
         outputs = self.output_fn(returned)
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.ndim == 0:
             what = f"{outputs.dtype}, shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs)
             msg = f"The output must be a floating-point tensor with one entry per example, not {what}: see output_fn."
+            if isinstance(outputs, Tensor) and outputs.ndim == 0 and n_examples(x) == 1:
+                msg += (
+                    " If the network ends in squeeze(), it takes the dimension of one example away: write squeeze(-1)."
+                )
             raise ModelError(msg)
         if len(outputs) != (n := n_examples(x)):
             self._compare_with_training(f"gave {len(outputs)} answers to {n}", x)
@@ -185,9 +203,9 @@ class Network:
 
     def _compare_with_training(self, what: str, x: Any, error: Exception | None = None) -> None:
         """Raise an error that describes the training inputs, if these inputs differ from them."""
-        now, trained, own = described(x), self.input_signature, str(self.dtype)
+        now, trained, own = described(x), form(self.input_signature), str(self.dtype)
         if trained not in ("", now):
-            hint = "" if now.count(",") == trained.count(",") else "; one example x alone as x[None]"
+            hint = f"; {_ALONE}" if described(_alone(x)) == trained else ""
             msg = (
                 f"The network {what} {now}; in training it had {trained} (n examples). Pass inputs of that form{hint}."
             )
@@ -202,10 +220,13 @@ class Network:
 
     def check_form(self, x: Any) -> None:
         """Refuse inputs that have other parts than the training inputs: a missing mask would change the answer."""
-        now = described(x)
-        if self.input_signature and not same_form(now, self.input_signature):
+        now, trained = described(x), form(self.input_signature)
+        if now != trained and described(_alone(x)) == trained:  # which some networks take for several examples
+            msg = f"The network is given {now}; in training it had {trained} (n examples). Pass {_ALONE}."
+            raise InputError(msg)
+        if trained and not same_form(now, trained):
             msg = (
-                f"The network is given {now}; in training it had {self.input_signature} (n examples). Pass all of its "
+                f"The network is given {now}; in training it had {trained} (n examples). Pass all of its "
                 "inputs and no others, in that form: several as a tuple (a, b), named ones as a mapping."
             )
             raise InputError(msg)
@@ -245,6 +266,11 @@ class Network:
     def fingerprint(self) -> str:
         """Return a hash of all parameters and buffers of the model as they are now: names, shapes and bytes."""
         return fingerprint(sorted(tensors_of(self.model).items()))
+
+
+def _alone(x: Any) -> Any:
+    """Return one example, without a dimension of examples, as a batch of one."""
+    return map_leaves(lambda leaf: leaf[None], x)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from nullbayes.distributed import Group
 from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, warn
 from nullbayes.jacobian.autograd import ordinary, recording
-from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves
+from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves, signed
 from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.guesses import Guesses
@@ -76,7 +76,7 @@ def open_data(
     few, few_targets = examples.read(0, min(8, len(examples)))
     answers = _first_answers(network, few)
     check_outputs(examples, 0, answers)
-    network.input_signature = described(few)  # once the network takes them
+    network.input_signature = signed(described(few), examples.columns)  # once the network takes them
     check_examples(network, few)
     check_derivatives(network, few)
     chosen, sums = resolve(likelihood), None
@@ -112,8 +112,23 @@ def _first_answers(network: Network, x: Any) -> Tensor:
         said = str(error).strip().splitlines()[:1] or [type(error).__name__]
         whole = "type" in said[0] and any(not leaf.is_floating_point() for leaf in leaves(x))
         hint = f" Whole numbers may have to be converted: x.to({network.dtype})." if whole else ""
+        if isinstance(x, Mapping) and "unexpected keyword" in said[0]:
+            hint = _by_name(network, x)
         msg = f"The network failed on the first batch, {described(x)} (n examples): {said[0]}{hint}"
         raise InputError(msg) from error
+
+
+def _by_name(network: Network, x: Mapping[str, Any]) -> str:
+    """Say how to pass the parts of a mapping to a network that does not take all of them by name."""
+    taken = list(inspect.signature(network.module.forward).parameters)
+    kept = [name for name in x if name in taken]
+    inputs = "{" + ", ".join(f"{name!r}: batch[{name!r}]" for name in kept or x) + "}"
+    if kept or len(taken) != 1:
+        return f". Leave out what it does not take: batch_fn=lambda batch: ({inputs}, batch['labels'])."
+    return (
+        ". If it takes one dict, put that into a tuple, because the parts of a mapping are passed by name: "
+        f"batch_fn=lambda batch: (({inputs},), batch['labels']). Later calls take the same form, predict(({{...}},))."
+    )
 
 
 class OutputSums:

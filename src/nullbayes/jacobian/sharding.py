@@ -17,7 +17,7 @@ from nullbayes.errors import DataError
 from nullbayes.hashing import fingerprint
 from nullbayes.jacobian.batches import BatchFn, as_tensors, is_array, n_examples
 from nullbayes.jacobian.data import IN_ORDER, Examples
-from nullbayes.jacobian.loaders import as_loader, check_order, remade, sampler_of
+from nullbayes.jacobian.loaders import Given, as_loader, check_order, remade, sampler_of
 from nullbayes.linalg.joint import JointRows
 from nullbayes.linalg.rows import Rows
 
@@ -89,7 +89,8 @@ def own_part(data: Any, group: Group) -> Iterable[Any]:
             )  # fmt: skip
         return remade(loader, Subset(loader.dataset, _cut(list(sampler_of(loader)), group)))
     if isinstance(loader, Sequence):
-        return [_share(batch, group) for batch in loader] if len(loader) < group.size else _cut(loader, group)
+        own = [_share(batch, group) for batch in loader] if len(loader) < group.size else _cut(loader, group)
+        return Given(own) if isinstance(loader, Given) else own
     return _EveryNth(loader, group.rank, group.size)
 
 

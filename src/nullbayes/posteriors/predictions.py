@@ -36,7 +36,7 @@ def pieces(
     """Iterate once over inputs and targets on the network's device, at most ``size`` examples at a time."""
     network.check_unchanged()
     empty = True
-    for number, (x, y) in enumerate(batches(data, batch_fn, network.dtype)):
+    for number, (x, y) in enumerate(batches(data, batch_fn, network.dtype, network.input_signature)):
         check_batch(number, x, y)
         network.check_form(x)
         empty = False

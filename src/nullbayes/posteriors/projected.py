@@ -32,7 +32,9 @@ class ProjectedPosterior(NullSpacePosterior):
     prior_precision : "auto", "optimal", "paper" or float
         The scale of the samples; see the property of that name. "auto" predicts training data as well as the network.
     batch_fn : callable, optional
-        Turns a batch of the loader into ``(inputs, targets)``.
+        Turns a batch of a loader into ``(inputs, targets)``. It is applied to every batch of a loader, also in
+        ``predict``, which ignores the targets; never to inputs or pairs that are passed without one, as in
+        ``fit(x, y)`` and ``predict(x)``.
     output_fn : callable, optional
         Takes the outputs out of what the model returns; by default its only tensor, or that called "logits".
     hessian : bool

@@ -22,6 +22,7 @@ from nullbayes.errors import DataError, LikelihoodError, SettingsError, warn
 from nullbayes.jacobian.batches import (
     BatchFn,
     as_tensors,
+    check_columns,
     first_bad,
     inputs_of,
     is_array,
@@ -30,7 +31,7 @@ from nullbayes.jacobian.batches import (
     take_examples,
     to_device,
 )
-from nullbayes.jacobian.loaders import as_loader, check_order
+from nullbayes.jacobian.loaders import as_loader, batch_fn_for, check_order
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import linearized
 from nullbayes.likelihoods import Classification, Likelihood
@@ -72,7 +73,8 @@ def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -
     """Iterate over inputs in chunks that fit in memory, on the device of the network.
 
     A tensor, an array, a tuple (several arguments) or a mapping (named arguments) is one batch of inputs. A dataset or
-    another iterable, such as a DataLoader or a list, is a loader of inputs, or of pairs whose targets are skipped.
+    another iterable, such as a DataLoader or a list, is a loader of inputs, or of pairs whose targets are skipped; it
+    is to the batches of a loader that ``batch_fn`` is applied.
     """
     one = is_array(x) or isinstance(x, (tuple, Mapping))
     x = inputs_of(x, None, network.input_signature) if isinstance(x, Mapping) else x  # may hold targets too
@@ -81,9 +83,12 @@ def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -
         raise DataError(msg)
     size, empty = max(1, _EXAMPLES_TIMES_SAMPLES.get(network.device.type, 8192) // max(1, n_samples)), True
     loader = [x] if one else as_loader(x)
+    batch_fn = batch_fn_for(loader, batch_fn)
     check_order(loader, "Predictions come in the order of the inputs, one for each")
     for batch in loader:
-        inputs = as_tensors(batch if one else inputs_of(batch, batch_fn, network.input_signature), network.dtype)
+        inputs = batch if one else inputs_of(batch, batch_fn, network.input_signature)
+        check_columns(inputs, network.input_signature)
+        inputs = as_tensors(inputs, network.dtype)
         for leaf in leaves(inputs):
             if leaf.is_floating_point() and not torch.isfinite(leaf).all():
                 msg = f"The inputs hold NaN or Inf{first_bad(leaf)}. Leave such inputs out, or replace the numbers."
