@@ -20,7 +20,7 @@ from torch import nn
 import nullbayes as nb
 from support.source_files import PACKAGE, each_module
 
-MAX_IMPORTS, MAX_CLASSES, MAX_FILES, MAX_LINES = 12, 4, 46, {"posteriors": 250}
+MAX_IMPORTS, MAX_CLASSES, MAX_FILES, MAX_LINES = 12, 4, 47, {"posteriors": 250}
 MORE_IMPORTS = {"rows.py": 13}  # where the rows of a network meet the matrices
 
 

@@ -96,7 +96,7 @@ CALLS_REFUSED = {
     "method": (lambda p: p.optimize_prior_precision(DATA, "guess"), SettingsError, "marglik, closed_form, not 'guess'"),
     "too many samples": (lambda p: p.predict(X, n_samples=5), SettingsError, r"between 2 and 4, not 5; extend\(\)"),
     "no samples": (lambda p: p.predict(X, n_samples=0), SettingsError, "n_samples must be"),
-    "one sample": (lambda p: p.predict(X, n_samples=1), SettingsError, "at least 2 to speak of a variance"),
+    "one sample": (lambda p: p.predict(X, n_samples=1), SettingsError, r"between 2 and .*, not 1; sample\(1\) gives"),
     "too many drawn": (lambda p: p.sample(5), SettingsError, "between 1 and 4"),
     "half a sample": (lambda p: p.predict(X, n_samples=2.5), SettingsError, "a whole number, not 2.5"),
     "half a sample drawn": (lambda p: p.sample(2.5), SettingsError, "a whole number, not 2.5"),

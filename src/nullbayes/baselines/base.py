@@ -22,15 +22,13 @@ from nullbayes.baselines.method import (
     Question,
     rows_at,
 )
-from nullbayes.baselines.tuning import best_by_evidence, best_by_likelihood, check_how, check_prior
-from nullbayes.decisions import watched
+from nullbayes.baselines.tuning import CONFIDENT, best_by_evidence, best_by_likelihood, check_how, check_prior
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import OutputFn, Selection
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.header import Fields, count
-from nullbayes.posteriors.scale import CONFIDENT
 from nullbayes.posteriors.scoring import COMBINED, VARIANCE, Scoring
 from nullbayes.precision import full_precision
 from nullbayes.predictive import SCORES, Mask, Prediction, default_link, joined, scores_of
@@ -237,20 +235,11 @@ class Baseline(SamplePosterior):
 
     @full_precision()
     def _predict(
-        self,
-        x: Any,
-        *,
-        pred_type: str | None = None,
-        n_samples: int | None = None,
-        link_approx: str | None = None,
-        mask: Mask = None,
+        self, x: Any, *, pred_type: Any = None, n_samples: Any = None, link_approx: Any = None, mask: Mask = None
     ) -> Prediction:
         """Predict, with a dimension for the outputs also where the model returns one number per input."""
         self._network.check_unchanged()
         self._need_samples()
-        if n_samples == 1 and self._fewest > 1:
-            msg = "n_samples must be at least 2 to speak of a variance, not 1; sample(1) gives the parameters of one."
-            raise SettingsError(msg)
         question = self._question(x, self._first(n_samples), pred_type=pred_type, link=link_approx, mask=mask)
         return self._method.predict(self._need_fit().state, question)
 
@@ -280,11 +269,8 @@ class Baseline(SamplePosterior):
         Tensor (N, ...)
             One variance per output.
         """
-        if not exact:
-            return self.predict(x).variance
-        if not self._method.is_laplace:
-            msg = f"{type(self).__name__} has no exact functional variance: use exact=False."
-            raise SettingsError(msg)
+        if not (exact and self._method.is_laplace):
+            return SamplePosterior.functional_variance(self, x, exact=exact)
         curvature, alpha = self.curvature, self.prior_precision
         self._network.check_unchanged()
         parts = [
@@ -305,8 +291,7 @@ class Baseline(SamplePosterior):
     def _evaluate(self, loader: Iterable[Any], purpose: str = "") -> tuple[Tensor, Tensor, Tensor]:
         self._need_samples()
         outputs, changes, targets = [], [], []
-        pieces = self._pieces(loader)
-        for x, y in watched(pieces, self._familiar, purpose) if purpose else pieces:
+        for x, y in self._pieces(loader, purpose=purpose):
             own = self._network.outputs(x)
             self._likelihood.check(own, y)
             change = self._predict(x).samples - own
@@ -364,7 +349,7 @@ class Baseline(SamplePosterior):
         if how == "marglik":
             best = best_by_evidence(self.curvature, float(self._network.theta.double().square().sum()))
         else:
-            pieces = watched(self._pieces(loader), self._familiar, CONFIDENT)
+            pieces = self._pieces(loader, purpose=CONFIDENT)
             best = best_by_likelihood(how, pieces, self._likelihood, predictor, pred_type)
         self.prior_precision = best
         return best

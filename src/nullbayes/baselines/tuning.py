@@ -14,6 +14,7 @@ from nullbayes.errors import NullBayesWarning, SettingsError
 from nullbayes.likelihoods import Likelihood
 from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors.arguments import positive
+from nullbayes.posteriors.scale import CONFIDENT as CONFIDENT
 from nullbayes.posteriors.scale import best_of_grid, check_method
 from nullbayes.predictive import Prediction, default_link, nll
 

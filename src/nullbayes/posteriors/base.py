@@ -98,9 +98,11 @@ class SamplePosterior(ABC):
 
     def _first(self, n_samples: int | None = None, least: int | None = None) -> Tensor:  # (S, P)
         """Return the directions of the first samples, or of all."""
-        if n_samples is not None and not 1 <= whole(n_samples) <= self.n_samples:
+        fewest = max(1, self._fewest) if least is None else least
+        if n_samples is not None and not fewest <= whole(n_samples) <= self.n_samples:
             more = "; extend() draws more" if hasattr(self, "extend") else ""
-            msg = f"n_samples must be between {least or self._fewest} and {self.n_samples}, not {n_samples}{more}."
+            more = "; sample(1) gives the parameters of one, which has no variance" if n_samples == 1 else more
+            msg = f"n_samples must be between {fewest} and {self.n_samples}, not {n_samples}{more}."
             raise SettingsError(msg)
         return self.directions[:n_samples]
 
@@ -180,16 +182,14 @@ class SamplePosterior(ABC):
 
     # --- data with targets --------------------------------------------------------------------------------------------
 
-    def _pieces(self, data: Any, size: int = predictions.AT_ONCE) -> Iterator[tuple[Any, Tensor]]:
-        return predictions.pieces(self._network, self._batch_fn, data, size)
+    def _pieces(self, data: Any, size: int = predictions.AT_ONCE, purpose: str = "") -> Iterator[tuple[Any, Tensor]]:
+        """Iterate over inputs and targets; warn of training data if they do not serve the ``purpose``."""
+        pieces = predictions.pieces(self._network, self._batch_fn, data, size)
+        return decisions.watched(pieces, self._familiar, purpose) if purpose else pieces
 
     def _evaluate(self, loader: Iterable[Any], purpose: str = "") -> tuple[Tensor, Tensor, Tensor]:
-        """Return the network's outputs (N, ...), the centred changes at precision 1 (S, N, ...), and the targets.
-
-        With a ``purpose`` that training data do not serve, there is a warning if the data are these.
-        """
-        pieces = self._pieces(loader, max(1, predictions.CHUNK // len(self.directions)))
-        pieces = decisions.watched(pieces, self._familiar, purpose) if purpose else pieces
+        """Return the network's outputs (N, ...), the centred changes at precision 1 (S, N, ...), and the targets."""
+        pieces = self._pieces(loader, max(1, predictions.CHUNK // len(self.directions)), purpose)
         return predictions.evaluate(self._network, self._likelihood, pieces, self.directions)
 
     check_fit = predictions.check_fit

@@ -197,9 +197,6 @@ def predict_outputs(
 ) -> Prediction:
     """Predict, with a dimension for the outputs also where the model returns one number per input: (N, 1)."""
     self._network.check_unchanged()
-    if n_samples == 1:
-        msg = "n_samples must be at least 2 to speak of a variance, not 1; sample(1) gives the parameters of one."
-        raise SettingsError(msg)
     options = {"pred_type": pred_type, "link": link_approx, "batch_fn": self._batch_fn, "mask": mask}
     root, network = self.prior_precision**0.5, self._network
     with network.group.together():
