@@ -305,3 +305,17 @@ def test_large_float32_blocks_are_factored_in_float32_and_converge_all_the_same(
     assert projection.info.precision == precision
     left = (projection.directions @ matrix.T).norm(dim=1)
     assert (left <= 1.01e-4 * (noise.float() @ matrix.T).norm(dim=1)).all()
+
+
+@every_truncated
+def test_a_sample_that_is_above_the_tolerance_by_chance_is_told_so(name: str) -> None:
+    """One direction decides, so that one sample in 370 has three times its root mean square there."""
+    columns = 400 if name == "ExactDual" else 60
+    matrix = torch.zeros(2 if name == "ExactDual" else 80, columns, dtype=torch.float64)
+    matrix[:, 0], matrix[::2, 1], matrix[1::2, 1] = 1.0, 0.0033, -0.0033
+    projector = TRUNCATED[name](truncate=True, rtol=1e-2)
+    noise = torch.ones(1, columns, dtype=torch.float64)
+    noise[0, 1] = 4.0
+    with pytest.warns(nb.errors.ConvergenceWarning, match="in the mean over noise.*by chance: use them as they are"):
+        projection = projector.apply(projector.prepare(nb.DenseRows(matrix)), noise)
+    assert projection.info.outcome is Outcome.IN_THE_MEAN

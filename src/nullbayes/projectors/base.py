@@ -45,6 +45,10 @@ class Outcome(Enum):
         "(block_rows), or accept a larger tolerance"
     )
     TRUNCATED = "the rank allowed is too small for the tolerance: raise it, or use another projector"
+    IN_THE_MEAN = (
+        "the tolerance is met in the mean over noise, and these samples are above it by chance: use them as they are, "
+        "or fit with a somewhat smaller tolerance"
+    )
     PRECISION = (
         "the tolerance is finer than the precision of the numbers: use float64 parameters, or accept a larger tolerance"
     )

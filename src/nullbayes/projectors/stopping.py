@@ -215,6 +215,8 @@ def finish_projection(
         failure = Outcome.ROUNDED
     if failure is Outcome.TRUNCATED and float(residual.max()) <= _DIGITS * torch.finfo(rows.dtype).eps:
         failure = Outcome.PRECISION
+    elif failure is Outcome.TRUNCATED and attempt.frobenius:
+        failure = Outcome.IN_THE_MEAN
     taken = attempt.sweeps
     sweeps = taken if isinstance(taken, Tensor) else torch.full_like(after, taken, dtype=torch.int64)
     estimates = traces(rows, noise, directions)
