@@ -150,10 +150,11 @@ def test_the_noise_of_a_regression_is_tuned_with_the_precision() -> None:
     assert check.nll_posterior <= best + 1e-4
 
 
-def test_a_new_fit_measures_its_precision_again() -> None:
+@pytest.mark.parametrize("how", ["tune", "optimize_prior_precision"])
+def test_a_new_fit_measures_its_precision_again(how: str) -> None:
     posterior = fit(nb.ProjectedPosterior, CLASSIFICATION)
     wanted = posterior.prior_precision
-    posterior.tune([draw(CLASSIFICATION, 300, seed=5)])
+    getattr(posterior, how)([draw(CLASSIFICATION, 300, seed=5)])
     assert posterior.prior_precision != wanted
     posterior.fit([draw(CLASSIFICATION)], 20, generator=seeded(), progress=False)
     assert (posterior.prior_precision, posterior.temperature) == (wanted, 1.0)

@@ -60,7 +60,8 @@ def optimize_prior_precision(self: Any, loader: Any = None, method: str = "nll")
     True
     """
     self._check_fitted()
-    self.prior_precision = best = _best_precision(self, check_method(loader, method), loader)
+    best = _best_precision(self, check_method(loader, method), loader)
+    self._precision = self._precision_rule = best  # a new fit goes by the rule that was given
     return best
 
 
