@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 from typing import Any
 
@@ -197,6 +198,14 @@ def test_other_settings_need_another_calibration(name: str) -> None:
             ask(X_NEW)
     assert posterior.ood_score(X_NEW, "energy").shape == (30,)
     assert posterior.calibrate(*held()).p_value(X_NEW).shape == (30,)
+
+
+def test_another_noise_of_a_regression_needs_another_calibration() -> None:
+    posterior = fitted(REGRESSION).calibrate(*held(task=REGRESSION))
+    assert posterior.calibration.sigma_noise == (0.5,)
+    posterior._likelihood = dataclasses.replace(posterior.likelihood, sigma_noise=0.6)
+    with pytest.raises(NotFittedError, match=r"The noise of the regression is another .*: calibrate it again"):
+        posterior.predict_interval(X_NEW)
 
 
 def test_settings_that_come_back_need_none() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from nullbayes.errors import CollapseWarning, LikelihoodError, NullBayesWarning, SettingsError
+from nullbayes.errors import CollapseWarning, FileError, LikelihoodError, NullBayesWarning, SettingsError
 from support.drawing import randn
 from support.models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
 from support.posterior_fits import each_kind, each_task, seeded
@@ -183,8 +183,9 @@ def test_loading_with_a_likelihood_by_name_keeps_the_saved_temperature(tmp_path:
     posterior.save(tmp_path / "file")
     model = trained(CLASSIFICATION)
     assert nb.load(tmp_path / "file", model, likelihood="classification").temperature == 2.0
-    own = nb.likelihoods.Classification(temperature=3.0)
-    assert nb.load(tmp_path / "file", model, likelihood=own).temperature == 3.0
+    other = nb.likelihoods.Classification(temperature=3.0)
+    with pytest.raises(FileError, match=r"has temperature=2.0 in its likelihood, not 3.0: leave likelihood=\.\.\. out"):
+        nb.load(tmp_path / "file", model, likelihood=other)
 
 
 def test_tuning_corrects_a_noise_that_was_far_too_small() -> None:

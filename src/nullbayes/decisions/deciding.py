@@ -25,6 +25,7 @@ from nullbayes.decisions.held_out import (
 from nullbayes.decisions.weights import learn_weights
 from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.jacobian.batches import is_array
+from nullbayes.likelihoods import Regression
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Prediction, check_per, warn_of_padding
 
@@ -137,7 +138,14 @@ def _learned(posterior: Any, loader: Any, targets: Any, kind: str, mask: Mask) -
         prior_precision=posterior.prior_precision,
         temperature=posterior.temperature,
         n_samples=posterior.n_samples,
+        sigma_noise=_noise(posterior),
     )
+
+
+def _noise(posterior: Any) -> tuple[float, ...]:
+    """Return the noise of a regression, as far as it is known; else nothing."""
+    found = posterior.likelihood.sigma_noise if isinstance(posterior.likelihood, Regression) else None
+    return () if found is None else found if isinstance(found, tuple) else (found,)
 
 
 def calibration_of(self: Any) -> Calibration | None:
@@ -348,6 +356,9 @@ def need_calibration(self: Any) -> Calibration:
         if old != new:
             msg = f"The {name} was {old:g} when the posterior was calibrated, and is {new:g} now: calibrate it again."
             raise NotFittedError(msg)
+    if found.sigma_noise and found.sigma_noise != _noise(self):
+        msg = "The noise of the regression is another than when the posterior was calibrated: calibrate it again."
+        raise NotFittedError(msg)
     return found
 
 
