@@ -217,7 +217,11 @@ def test_settings_that_come_back_need_none() -> None:
 
 
 def test_levels_and_parts_that_are_not_valid(posterior: Any) -> None:
-    posterior.calibrate(*held())
+    x, y = held()
+    posterior.calibrate(x, y)
+    for labels in (y, y.tolist(), y.cpu().numpy()):
+        with pytest.raises(SettingsError, match=r"without labels: .*, not a (Tensor|list|ndarray) of 100"):
+            posterior.is_ood(x, labels)
     for alpha in (0.0, 1.0, 5, "0.05", None):
         for ask in (posterior.is_ood, posterior.predict_set):
             with pytest.raises(SettingsError, match="alpha must be a number between 0 and 1"):
