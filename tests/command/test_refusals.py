@@ -66,7 +66,8 @@ FAILED = {
     "import lacks": (["plan", *MODEL, "--data", "lacking:x"], "imported, ModuleNotFoundError: No module named"),
     "code fails": (["plan", *MODEL, "--data", "bad:fails"], "ValueError: two lines"),
     "model fails": (["plan", "--model", "bad:crash", *TEST], "bad:crash failed"),
-    "held-out is training data": (["fit", *MODEL, "--data", "own:test", "--held-out", "own:test", *OUT], "training"),
+    "held-out is training data": (
+        ["fit", *MODEL, "--data", "own:held_out", "--held-out", "own:held_out", *OUT], "training data of Projected"),
     "few held out": (["fit", *MODEL, "--data", "bad:never", "--held-out", "bad:few", *OUT],
         "--held-out bad:few has 20 examples, and calibrate needs at least 40: pass more"),
     "few to tune and calibrate": (["fit", *MODEL, "--data", "bad:never", "--held-out", "bad:fifty", *OUT],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,10 +52,11 @@ def beyond_rounding(limit: Tensor) -> Tensor:
 
 def check_alpha(alpha: float, m: int) -> float:
     """Return a level, or refuse one that is no probability, or that so few held-out examples cannot reach."""
-    if is_array(alpha) or isinstance(alpha, (list, tuple)):
+    given: Any = alpha
+    if is_array(given) or isinstance(given, (list, tuple)):
         msg = (
             "Decisions take inputs alone, without labels: write is_ood(x), or is_ood(x, alpha=0.05). alpha must be a "
-            f"number between 0 and 1, not a {type(alpha).__name__} of {len(alpha):,}."
+            f"number between 0 and 1, not a {type(given).__name__} of {len(given):,}."
         )
         raise SettingsError(msg)
     if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0.0 < alpha < 1.0:

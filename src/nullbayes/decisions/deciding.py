@@ -350,16 +350,24 @@ def need_calibration(self: Any) -> Calibration:
     if found is None:
         msg = "Decisions need held-out data to compare with: call posterior.calibrate(held_out_loader) first."
         raise NotFittedError(msg)
+    if msg := outdated(self):
+        raise NotFittedError(msg)
+    return found
+
+
+def outdated(self: Any) -> str:
+    """Say why a calibration does not apply any more; nothing if it does, or if there is none."""
+    found: Calibration | None = self._calibration
+    if found is None:
+        return ""
     then = (found.n_samples, found.prior_precision, found.temperature)
     now = (self.n_samples, self.prior_precision, self.temperature)  # more samples may change the precision
     for name, old, new in zip(("number of samples", "prior precision", "temperature"), then, now, strict=True):
         if old != new:
-            msg = f"The {name} was {old:g} when the posterior was calibrated, and is {new:g} now: calibrate it again."
-            raise NotFittedError(msg)
+            return f"The {name} was {old:g} when the posterior was calibrated, and is {new:g} now: calibrate it again."
     if found.sigma_noise and found.sigma_noise != _noise(self):
-        msg = "The noise of the regression is another than when the posterior was calibrated: calibrate it again."
-        raise NotFittedError(msg)
-    return found
+        return "The noise of the regression is another than when the posterior was calibrated: calibrate it again."
+    return ""
 
 
 def _numbers(values: Tensor | None, which: Tensor | slice) -> Tensor | None:

@@ -48,12 +48,15 @@ class Familiar:
         The checksum of every training input, on the CPU.
     table : tuple of Tensor (n, ...)
         The tensors of these examples, numbers and categories, if the inputs are rows of a table; else empty.
+    tuned : Tensor (T,) or None
+        The checksums of the inputs that have chosen precision or temperature since, on the CPU.
     """
 
     layer: str
     features: Tensor
     sums: Tensor
     table: tuple[Tensor, ...] = ()
+    tuned: Tensor | None = None
 
     @cached_property
     def rows(self) -> Tensor | None:  # (n, p)
@@ -155,16 +158,36 @@ def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
 
 
 def watched(
-    pieces: Iterable[tuple[Any, Tensor]], familiar: Familiar | None, purpose: str
+    pieces: Iterable[tuple[Any, Tensor]], familiar: Familiar | None, purpose: str, sums: list[Tensor] | None = None
 ) -> Iterator[tuple[Any, Tensor]]:
-    """Pass inputs and targets on, and warn at the end if many of the inputs were training inputs."""
+    """Pass inputs and targets on, and warn at the end if many of the inputs were training inputs.
+
+    Their checksums are added to ``sums``.
+    """
     total = seen = 0
     for x, y in pieces:
         yield x, y
         total += len(y)
-        seen += 0 if familiar is None else int(familiar.seen_in(input_checksums(x, len(y))).sum())
+        if familiar is not None:
+            found = input_checksums(x, len(y))
+            seen += int(familiar.seen_in(found).sum())
+            if sums is not None:
+                sums.append(found)
     if familiar is not None and seen > max(_CHANCE, 2.0 * familiar.repeated) * total:
         warn(f"{seen:,} of the {total:,} inputs are training data: {purpose}. Pass data that were not trained on.")
+
+
+def warn_of_tuned(familiar: Familiar | None, sums: Tensor) -> None:  # (n,)
+    """Warn if many of the inputs that are to calibrate, given by their checksums, have tuned the posterior before."""
+    if familiar is None or familiar.tuned is None:
+        return
+    seen = int(torch.isin(sums, familiar.tuned).sum())
+    if seen > max(_CHANCE, 2.0 * familiar.repeated) * len(sums):
+        warn(
+            f"{seen:,} of the {len(sums):,} held-out inputs have chosen the precision or the temperature before, which "
+            "suit them better than new data, so that decisions are wrong more often than alpha says. Split the "
+            "held-out data: tune with one part, and calibrate with the other."
+        )
 
 
 def rows_of(x: Any) -> Tensor | None:  # (n, p)
@@ -199,6 +222,7 @@ def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
     if familiar is None:
         return None, {}
     found = {"features": familiar.features, "sums": familiar.sums}
+    found |= {} if familiar.tuned is None else {"tuned": familiar.tuned}
     found |= {f"{_TABLE}{i}": tensor for i, tensor in enumerate(familiar.table)}
     return familiar.layer, {f"familiar.{name}": tensor for name, tensor in found.items()}
 
@@ -209,13 +233,14 @@ def from_file(
     """Return what a file holds, if it is that of so many training examples."""
     if layer is None:
         return None
-    features, sums = (tensors.get(f"familiar.{name}") for name in ("features", "sums"))
+    features, sums, tuned = (tensors.get(f"familiar.{name}") for name in ("features", "sums", "tuned"))
     count = sum(name.startswith(f"familiar.{_TABLE}") for name in tensors)
     table = [tensors.get(f"familiar.{_TABLE}{i}") for i in range(count)]
     if (
         features is None or features.ndim != 2 or not features.numel() or features.dtype != network.dtype
         or not bool(torch.isfinite(features).all())
         or sums is None or sums.ndim != 1 or len(sums) != (n_data or len(sums)) or sums.dtype != torch.int64
+        or (tuned is not None and (tuned.ndim != 1 or tuned.dtype != torch.int64))
         or any(part is None or not 1 <= part.ndim <= 2 or len(part) != len(features) for part in table)
         or (table and rows_of(table) is None)
     ):  # fmt: skip
@@ -227,4 +252,4 @@ def from_file(
         msg = f"The file remembers features of a layer {layer!r}, which this model has not: fit and save again."
         raise FileError(msg) from error
     here = tuple(part.to(network.device) for part in table if part is not None)
-    return Familiar(layer, features.to(network.device), sums, here)
+    return Familiar(layer, features.to(network.device), sums, here, tuned)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes import io
-from nullbayes.decisions import calibration, familiar
-from nullbayes.errors import FileError, SettingsError
+from nullbayes.decisions import calibration, familiar, outdated
+from nullbayes.errors import FileError, SettingsError, warn
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.modules import unwrapped
 from nullbayes.jacobian.network import OutputFn, the_output
@@ -66,6 +66,8 @@ def _save(self: Any, path: str | os.PathLike[str]) -> None:
     directions = self.directions if network.division is None else network.division.collected(self.directions)
     if network.group.rank:
         return
+    if reason := outdated(self):
+        warn(f"{reason} Until then decisions are refused, by the saved posterior as well.")
     header = {
         "kind": type(self).__name__,
         "parameters": list(zip(network.whole.names, network.whole.shapes, strict=True)),
