@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
 from nullbayes import decisions
@@ -187,16 +185,11 @@ class SamplePosterior(ABC):
     def _evaluate(self, loader: Iterable[Any], purpose: str = "") -> tuple[Tensor, Tensor, Tensor]:
         """Return the network's outputs (N, ...), the centred changes at precision 1 (S, N, ...), and the targets.
 
-        With a ``purpose`` that training data do not serve, there is a warning if the data are these, and their
-        checksums are kept: such data have chosen something, and should not calibrate as well.
+        With a ``purpose`` that training data do not serve, there is a warning if the data are these.
         """
         pieces = self._pieces(loader, max(1, predictions.CHUNK // len(self.directions)))
-        sums: list[Tensor] = []
-        pieces = decisions.watched(pieces, self._familiar, purpose, sums) if purpose else pieces
-        found = predictions.evaluate(self._network, self._likelihood, pieces, self.directions)
-        if sums and self._familiar is not None:
-            self._familiar = replace(self._familiar, tuned=torch.cat(sums))
-        return found
+        pieces = scale.noted(self, pieces, purpose) if purpose else pieces
+        return predictions.evaluate(self._network, self._likelihood, pieces, self.directions)
 
     check_fit = predictions.check_fit
 
