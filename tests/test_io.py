@@ -290,3 +290,60 @@ def test_load_refuses_a_model_with_changed_frozen_parameters_or_buffers(name: st
     model.state_dict()[name][0] += 1e-12
     with pytest.raises(FileError, match="other parameters"):
         nb.load(tmp_path / "file", model)
+
+
+# --- the same parameters, and another function ------------------------------------------------------------------------
+
+
+class Parts(nn.Module):
+    """Takes a pair, or a mapping of which one part is a mapping or a pair."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.first, self.activation, self.last = nn.Linear(4, 6), activation, nn.Linear(6, 3)
+
+    def forward(self, a: Any, b: Any = None) -> Tensor:
+        b = b["c"] if isinstance(b, dict) else b[1] if isinstance(b, tuple) else b
+        return self.last(self.activation(self.first(a) + (0 if b is None else b[:, :1])))
+
+
+NESTED: dict[str, Callable[[Tensor], Any]] = {
+    "a tensor": lambda x: x,
+    "a pair": lambda x: (x, x),
+    "a mapping": lambda x: {"b": x, "a": x},
+    "a mapping of pairs": lambda x: {"b": (x, x), "a": x},
+    "a mapping of mappings": lambda x: {"a": x, "b": {"c": x}},
+}
+
+
+@pytest.mark.parametrize("form", NESTED)
+def test_a_network_with_the_same_parameters_and_another_activation_is_refused(form: str, tmp_path: Path) -> None:
+    model, other = Parts(nn.Tanh()), Parts(nn.ReLU())
+    other.load_state_dict(model.state_dict())
+    x = randn(12, 4, generator=torch.Generator().manual_seed(0))
+    inputs = NESTED[form](x)
+    y = (model(**inputs) if isinstance(inputs, dict) else model(*inputs) if form == "a pair" else model(x)).argmax(1)
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0)
+    posterior.fit([(inputs, y)], 4, projector=EXACT, progress=False).save(tmp_path / "file")
+    nb.load(tmp_path / "file", model).save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "file").read_bytes()
+    with pytest.raises(FileError, match="and computes something else: build it with the same layers and activations"):
+        nb.load(tmp_path / "file", other)
+
+
+def test_another_output_fn_is_refused(tmp_path: Path) -> None:
+    posterior = nb.ProjectedPosterior(MLP.build(), output_fn=lambda returned: returned)
+    posterior.fit([CLASSIFICATION.data()], 4, projector=EXACT, progress=False).save(tmp_path / "file")
+    nb.load(tmp_path / "file", MLP.build(), output_fn=lambda returned: returned * (1 + 1e-6))
+    for other in (lambda returned: -returned, lambda returned: returned[:, :2]):
+        with pytest.raises(FileError, match=r"computes something else.*pass the same output_fn"):
+            nb.load(tmp_path / "file", MLP.build(), output_fn=other)
+
+
+def test_large_inputs_are_not_stored(tmp_path: Path) -> None:
+    x = randn(3, 1, 400, 400, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.AvgPool2d(200), nn.Flatten(), nn.Linear(4, 3))
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit([(x, model(x).argmax(1))], 2, progress=False)
+    posterior.save(tmp_path / "file")
+    assert (tmp_path / "file").stat().st_size < x.numel()
+    nb.load(tmp_path / "file", model)
