@@ -334,6 +334,8 @@ def from_file(
     features, sums, tuned = (tensors.get(f"familiar.{name}") for name in ("features", "sums", "tuned"))
     count = sum(name.startswith(f"familiar.{_TABLE}") for name in tensors)
     table = [tensors.get(f"familiar.{_TABLE}{i}") for i in range(count)]
+    start, outputs = f"familiar.{_PROBE}", tensors.get(f"familiar.{_OUTPUTS}")
+    inputs = {name.removeprefix(start): leaf for name, leaf in sorted(tensors.items()) if name.startswith(start)}
     if (
         features is None or features.ndim != 2 or not features.numel() or features.dtype != network.dtype
         or not bool(torch.isfinite(features).all())
@@ -341,6 +343,10 @@ def from_file(
         or (tuned is not None and (tuned.ndim != 1 or tuned.dtype != torch.int64))
         or any(part is None or not 1 <= part.ndim <= 2 or len(part) != len(features) for part in table)
         or (table and rows_of(table) is None)
+        or (outputs is None) is not (not inputs)
+        or (outputs is not None and (outputs.ndim != 2 or not outputs.numel() or outputs.dtype != network.dtype))
+        or any(not leaf.ndim or outputs is None or len(leaf) != len(outputs) for leaf in inputs.values())
+        or (not table and rows_of(list(inputs.values())) is not None)  # inputs of which the rows were left out
     ):  # fmt: skip
         msg = "The file lacks what was remembered of the training data: it was altered, fit and save again."
         raise FileError(msg)
@@ -350,9 +356,7 @@ def from_file(
         msg = f"The file remembers features of a layer {layer!r}, which this model has not: fit and save again."
         raise FileError(msg) from error
     here = tuple(part.to(network.device) for part in table if part is not None)
-    start, outputs = f"familiar.{_PROBE}", tensors.get(f"familiar.{_OUTPUTS}")
-    inputs = {name.removeprefix(start): leaf for name, leaf in sorted(tensors.items()) if name.startswith(start)}
-    probe = Probe(inputs, outputs) if inputs and outputs is not None and outputs.numel() else None
+    probe = None if outputs is None else Probe(inputs, outputs)
     if probe is not None:
         probe.check(network)
     return Familiar(layer, features.to(network.device), sums, here, tuned, probe)
