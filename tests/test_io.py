@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.errors import FileError, NotFittedError, SettingsError
+from nullbayes.likelihoods import Classification, Likelihood, Regression
 from support.drawing import randn
 from support.models import BATCHNORM, CLASSIFICATION, CUSTOM, MLP, MODELS, REGRESSION, TASKS, Task, cauchy
 from support.posterior_fits import EXACT, X_NEW, fit_mlp
@@ -161,6 +163,95 @@ def test_a_custom_loss_must_be_passed_to_load(tmp_path: Path) -> None:
         nb.load(tmp_path / "file", MLP.build(2))
 
 
+def fit_images(likelihood: Any) -> Any:
+    """Three classes for each pixel, in the second dimension, with pixels that are ignored."""
+    x = randn(20, 2, 5, 4, generator=torch.Generator().manual_seed(0))
+    model = nn.Conv2d(2, 3, 3, padding=1)
+    y = model(x).argmax(1)
+    y[:, 0, 0] = 255
+    return nb.LossProjectedPosterior(model, likelihood, prior_precision=1e6).fit([(x, y)], 4, progress=False)
+
+
+def test_the_likelihood_of_the_fit_may_be_passed_to_load_and_keeps_what_the_fit_found(tmp_path: Path) -> None:
+    given = Classification(ignore_index=255)
+    posterior = fit_images(given)
+    posterior.save(tmp_path / "file")
+    model = posterior._network.module
+    for likelihood in (given, "classification", posterior.likelihood, Classification(class_dim=1, ignore_index=255)):
+        assert nb.load(tmp_path / "file", model, likelihood=likelihood).likelihood == posterior.likelihood
+    for likelihood in (Classification(class_dim=-1), Classification(ignore_index=254)):
+        with pytest.raises(FileError, match=r"The posterior has .* in its likelihood, not (-1|254): leave likelihood="):
+            nb.load(tmp_path / "file", model, likelihood=likelihood)
+
+
+@pytest.mark.parametrize("sigma", [0.5, (0.5, 0.25)])
+def test_the_noise_of_the_fit_may_be_passed_to_load_after_it_was_tuned(sigma: Any, tmp_path: Path) -> None:
+    posterior = nb.ProjectedPosterior(MLP.build(2), Regression(sigma)).fit(
+        [REGRESSION.data()], 4, projector=EXACT, progress=False
+    )
+    posterior.temperature = 3.0
+    posterior.save(tmp_path / "file")
+    loaded = nb.load(tmp_path / "file", MLP.build(2), likelihood=Regression(sigma))
+    assert loaded.likelihood == posterior.likelihood
+    for other in (0.6, (0.5, 0.3)):
+        with pytest.raises(FileError, match="The posterior has sigma_noise="):
+            nb.load(tmp_path / "file", MLP.build(2), likelihood=Regression(other))
+
+
+@dataclass(frozen=True)
+class Poisson(Likelihood):
+    """Counts, with the logarithm of their mean as output."""
+
+    offset: float = 0.0
+    name: str = "poisson"
+    has_probabilities = has_closed_form = False
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Take all."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.poisson_nll_loss(outputs + self.offset, targets, reduction="none").sum(1)
+
+    def scaled(self, values: Tensor, outputs: Tensor, targets: Tensor) -> Tensor:
+        return values * (outputs + self.offset).exp().sqrt()
+
+    def nll_terms(self, outputs: Tensor, targets: Tensor, variance: Tensor | None = None) -> Tensor:
+        return self.loss(outputs, targets).double()[:, None]
+
+    def fitted(self, outputs: Tensor, targets: Tensor, statistics: Tensor | None = None) -> Likelihood:
+        return replace(self, offset=0.25)
+
+
+@dataclass(frozen=True)
+class Other(Poisson):
+    more: int = 3
+
+
+def test_a_likelihood_of_ones_own_is_passed_to_load_and_keeps_what_the_fit_found(tmp_path: Path) -> None:
+    x, y = REGRESSION.data()
+    posterior = nb.ProjectedPosterior(MLP.build(2), Poisson(), prior_precision=10.0)
+    posterior.fit([(x, y.abs().round())], 4, projector=EXACT, progress=False).save(tmp_path / "file")
+    loaded = nb.load(tmp_path / "file", MLP.build(2), likelihood=Poisson())
+    assert loaded.likelihood == Poisson(0.25)
+    assert torch.equal(loaded.predict(X_NEW).variance, posterior.predict(X_NEW).variance)
+    with pytest.raises(FileError, match=r"a likelihood of your own, 'poisson', .*pass load\(..., likelihood=\.\.\.\)"):
+        nb.load(tmp_path / "file", MLP.build(2))
+    with pytest.raises(FileError, match="fitted with a poisson likelihood, not with regression: pass that one"):
+        nb.load(tmp_path / "file", MLP.build(2), likelihood="regression")
+    with pytest.raises(FileError, match=r"other settings of the likelihood \(offset\) than it has \(offset, more\)"):
+        nb.load(tmp_path / "file", MLP.build(2), likelihood=Other())
+
+
+class Louder(Regression):
+    """Built on another one, under its name."""
+
+
+def test_a_likelihood_of_ones_own_under_a_built_in_name_is_not_saved(tmp_path: Path) -> None:
+    posterior = nb.ProjectedPosterior(MLP.build(2), Louder()).fit([REGRESSION.data()], 4, progress=False)
+    with pytest.raises(SettingsError, match="Louder has the name of a built-in likelihood, 'regression'"):
+        posterior.save(tmp_path / "file")
+
+
 # --- another model ----------------------------------------------------------------------------------------------------
 
 
@@ -199,3 +290,60 @@ def test_load_refuses_a_model_with_changed_frozen_parameters_or_buffers(name: st
     model.state_dict()[name][0] += 1e-12
     with pytest.raises(FileError, match="other parameters"):
         nb.load(tmp_path / "file", model)
+
+
+# --- the same parameters, and another function ------------------------------------------------------------------------
+
+
+class Parts(nn.Module):
+    """Takes a pair, or a mapping of which one part is a mapping or a pair."""
+
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.first, self.activation, self.last = nn.Linear(4, 6), activation, nn.Linear(6, 3)
+
+    def forward(self, a: Any, b: Any = None) -> Tensor:
+        b = b["c"] if isinstance(b, dict) else b[1] if isinstance(b, tuple) else b
+        return self.last(self.activation(self.first(a) + (0 if b is None else b[:, :1])))
+
+
+NESTED: dict[str, Callable[[Tensor], Any]] = {
+    "a tensor": lambda x: x,
+    "a pair": lambda x: (x, x),
+    "a mapping": lambda x: {"b": x, "a": x},
+    "a mapping of pairs": lambda x: {"b": (x, x), "a": x},
+    "a mapping of mappings": lambda x: {"a": x, "b": {"c": x}},
+}
+
+
+@pytest.mark.parametrize("form", NESTED)
+def test_a_network_with_the_same_parameters_and_another_activation_is_refused(form: str, tmp_path: Path) -> None:
+    model, other = Parts(nn.Tanh()), Parts(nn.ReLU())
+    other.load_state_dict(model.state_dict())
+    x = randn(12, 4, generator=torch.Generator().manual_seed(0))
+    inputs = NESTED[form](x)
+    y = (model(**inputs) if isinstance(inputs, dict) else model(*inputs) if form == "a pair" else model(x)).argmax(1)
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0)
+    posterior.fit([(inputs, y)], 4, projector=EXACT, progress=False).save(tmp_path / "file")
+    nb.load(tmp_path / "file", model).save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "file").read_bytes()
+    with pytest.raises(FileError, match="and computes something else: build it with the same layers and activations"):
+        nb.load(tmp_path / "file", other)
+
+
+def test_another_output_fn_is_refused(tmp_path: Path) -> None:
+    posterior = nb.ProjectedPosterior(MLP.build(), output_fn=lambda returned: returned)
+    posterior.fit([CLASSIFICATION.data()], 4, projector=EXACT, progress=False).save(tmp_path / "file")
+    nb.load(tmp_path / "file", MLP.build(), output_fn=lambda returned: returned * (1 + 1e-6))
+    for other in (lambda returned: -returned, lambda returned: returned[:, :2]):
+        with pytest.raises(FileError, match=r"computes something else.*pass the same output_fn"):
+            nb.load(tmp_path / "file", MLP.build(), output_fn=other)
+
+
+def test_large_inputs_are_not_stored(tmp_path: Path) -> None:
+    x = randn(3, 1, 400, 400, generator=torch.Generator().manual_seed(0))
+    model = nn.Sequential(nn.AvgPool2d(200), nn.Flatten(), nn.Linear(4, 3))
+    posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit([(x, model(x).argmax(1))], 2, progress=False)
+    posterior.save(tmp_path / "file")
+    assert (tmp_path / "file").stat().st_size < x.numel()
+    nb.load(tmp_path / "file", model)

@@ -122,6 +122,22 @@ def test_noise_is_fitted_to_the_residuals() -> None:
     assert pixels == pytest.approx(float(squares.mean().sqrt()))  # positions have one for all
 
 
+def test_outputs_in_other_units_do_not_change_the_noise_of_an_output() -> None:
+    outputs, targets = outputs_of(REGRESSION)
+    units = torch.tensor([1e12, 1e-3], dtype=outputs.dtype)
+    plain, scaled = Regression().fitted(outputs, targets), Regression().fitted(outputs * units, targets * units)
+    wanted = [sigma * float(unit) for sigma, unit in zip(plain.sigma_noise, units, strict=True)]
+    assert scaled.sigma_noise == pytest.approx(wanted, rel=1e-5)
+
+
+def test_an_output_without_residuals_gets_the_noise_of_the_others_in_its_own_units() -> None:
+    outputs, targets = (torch.ones(8, 2, dtype=torch.float64) * torch.tensor([1e12, 2.0]) for _ in range(2))
+    outputs[:, 0] *= 1.1
+    assert Regression().fitted(outputs, targets).sigma_noise == pytest.approx((1e11, 0.2))
+    outputs[:, 1] = targets[:, 1] = 0.0
+    assert min(Regression().fitted(outputs, targets).sigma_noise) > 0
+
+
 def test_noise_of_another_number_of_outputs_is_refused() -> None:
     outputs, targets = outputs_of(REGRESSION)
     with pytest.raises(LikelihoodError, match=r"has 3 numbers, but outputs of shape .* need 2"):
@@ -226,3 +242,10 @@ def test_a_custom_loss_has_neither_temperature_nor_closed_form() -> None:
         likelihood.tempered(2.0)
     with pytest.raises(LikelihoodError, match="no closed form"):
         likelihood.nll(outputs, targets, torch.ones_like(outputs))
+
+
+def test_the_index_that_is_ignored_is_no_class_of_labels_in_bytes() -> None:
+    outputs, labels = torch.zeros(4, 200), torch.tensor([156, 156, 3, 4])
+    likelihood = Classification()  # ignores -100, which is 156 in eight bits without a sign
+    assert likelihood.n_targets(outputs, labels.to(torch.uint8)) == 4
+    assert not likelihood.fitted(outputs, labels.to(torch.uint8)).some_ignored

@@ -35,6 +35,7 @@ TYPED_WRONG = {
     "page": (["report", *POSTERIOR, *TEST, "-o", "page.pdf"], "ends with .html"),
     "folder": (["predict", *POSTERIOR, *TEST, "-o", "none/a.csv"], "There is no folder"),
     "a folder": (["fit", *MODEL, *TEST, "-o", "."], ". is a folder: name a file for the posterior"),
+    "a table for the posterior": (["fit", *MODEL, *TEST, "-o", "posterior.txt"], "to a .safetensors file, not to .txt"),
     "samples": (["plan", *MODEL, *TEST, "--samples", "no"], "'no' is not a whole number above zero"),
     "device": (["plan", *MODEL, *TEST, "--device", "abacus"], "write cpu, cuda or cuda:1"),
     "strangers without label": (
@@ -65,8 +66,15 @@ FAILED = {
     "import lacks": (["plan", *MODEL, "--data", "lacking:x"], "imported, ModuleNotFoundError: No module named"),
     "code fails": (["plan", *MODEL, "--data", "bad:fails"], "ValueError: two lines"),
     "model fails": (["plan", "--model", "bad:crash", *TEST], "bad:crash failed"),
-    "held-out is training data": (["fit", *MODEL, "--data", "own:test", "--held-out", "own:test", *OUT], "training"),
-    "few held out": (["fit", *MODEL, "--data", "own:train", "--held-out", "bad:few", *OUT], "at least 40"),
+    "held-out is training data": (
+        ["fit", *MODEL, "--data", "own:held_out", "--held-out", "own:held_out", *OUT], "training data of Projected"),
+    "few held out": (["fit", *MODEL, "--data", "bad:never", "--held-out", "bad:few", *OUT],
+        "--held-out bad:few has 20 examples, and calibrate needs at least 40: pass more"),
+    "few to tune and calibrate": (["fit", *MODEL, "--data", "bad:never", "--held-out", "bad:fifty", *OUT],
+        "bad:fifty has 50 examples. About a third of them are kept for tuning, and the 29 that are left are too few "
+        "for calibrate, which needs at least 40: pass more, or --no-tune, which leaves all of them"),
+    "few held out without tuning": (
+        ["fit", *MODEL, "--data", "bad:never", "--held-out", "bad:few", "--no-tune", *OUT], "at least 40: pass more"),
     "memory": (["plan", *MODEL, *TEST, "--memory-limit", "much"], "is not a size"),
     "no gpu": (["plan", *MODEL, *TEST, "--device", "cuda"], "no GPU that torch can use"),
     "unknown score": (
@@ -78,6 +86,9 @@ def nothing(): pass
 def fails(): raise ValueError("two\\nlines")
 def crash(): return own.some()
 def few(): return own.some(20, 5)
+def fifty(): return own.some(50, 5)
+class never:
+    def __iter__(self): raise RuntimeError("this was read before the held-out data were counted")
 def stops():
     import os, signal
     os.kill(os.getpid(), signal.SIGINT)

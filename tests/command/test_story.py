@@ -105,7 +105,8 @@ def test_check_says_whether_the_promise_holds(own: Any, posterior: Any, capsys: 
     assert all(f"{found[name]:.4f}" in shown for name in ("nll_untempered", "nll_model", "nll_posterior"))
     assert "as well as the network at its temperature." in shown
     posterior.prior_precision = 1e-9  # samples so far away that predictions are ruined
-    posterior.save("ruined.safetensors")
+    with pytest.warns(nb.errors.NullBayesWarning, match="calibrate it again"):
+        posterior.save("ruined.safetensors")
     assert main(["check", "ruined.safetensors", *MODEL, "--data", "own:train"]) == 1
     assert "The promise does not hold" in capsys.readouterr().out
     assert main(["check", "ruined.safetensors", *MODEL, "--data", "own:train", "--nats", "9", "--points", "1"]) == 0
@@ -167,21 +168,21 @@ def test_a_regression_has_intervals_and_no_probabilities(own: Any, capsys: pytes
         "def data():\n    yield x[:30], 2 * x[:30] + 0.1 * torch.cos(9 * x[:30])\n    yield x[30:], 2 * x[30:]\n"
         "def far():\n    return 5 + x\n"
     )
-    words = ["fit", "--model", "line:model", "--data", "line:data", "--likelihood", "regression", "-o", "line.st"]
+    words = ["fit", "--model", "line:model", "--data", "line:data", "--likelihood", "regression", "-o", "line"]
     assert main(words) == 0
-    assert main(["predict", "line.st", "--model", "line:model", "--data", "line.py:data", "-o", "line.csv"]) == 0
+    assert main(["predict", "line", "--model", "line:model", "--data", "line.py:data", "-o", "line.csv"]) == 0
     line = imported(Path("line.py"))
     line.model.load_state_dict(sys.modules["line"].model.state_dict())
-    table = nb.load("line.st", line.model).predict(line.x).to_pandas()
+    table = nb.load("line", line.model).predict(line.x).to_pandas()
     with open("line.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["input", *table.columns, "score"]
     np.testing.assert_allclose([float(row["lower_0.9"]) for row in rows], table["lower_0.9"], rtol=1e-5)
     assert "not calibrated" in capsys.readouterr().err
-    words = ["report", "line.st", "--model", "line:model", "--data", "line:data", "-o", "line.html"]
+    words = ["report", "line", "--model", "line:model", "--data", "line:data", "-o", "line.html"]
     assert main([*words, "--strangers", "far=line:far"]) == 0
     (noise,) = re.findall(r"([\d.]+) \(sigma_noise", Path("line.html").read_text(encoding="utf-8"))
-    assert float(noise) == pytest.approx(nb.load("line.st", line.model).likelihood.sigma_noise, rel=1e-2)
+    assert float(noise) == pytest.approx(nb.load("line", line.model).likelihood.sigma_noise, rel=1e-2)
 
 
 def test_a_model_with_outputs_batches_and_a_loss_of_its_own(own: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,3 +223,28 @@ def test_the_first_input_that_is_not_finite_is_named(posterior: Any) -> None:
     x[7, 2] = torch.nan
     with pytest.raises(DataError, match="NaN or Inf, the first at example 7, counted from 0"):
         posterior.is_ood(x)
+
+
+class Shops(nn.Module):
+    """A regression with slopes, and one offset per shop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slopes, self.shop = nn.Linear(3, 1), nn.Embedding(20, 1)
+
+    def forward(self, x: Tensor, shop: Tensor) -> Tensor:
+        return self.slopes(x) + self.shop(shop)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_shops_without_training_data_are_flagged_where_all_others_have_no_variance(dtype: torch.dtype) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Shops().to(dtype)
+    x, shop = randn(900, 3, generator=seeded(0)).to(dtype), torch.arange(900) % 10
+    y = model(x, shop).detach() + 0.3 * randn(900, 1, generator=seeded(1)).to(dtype)
+    posterior = nb.ProjectedPosterior(model, "regression", prior_precision=100.0)
+    posterior.fit((x[:300], shop[:300]), y[:300], 10, progress=False)
+    posterior.calibrate((x[300:600], shop[300:600]), y[300:600])
+    assert posterior.is_ood((x[600:], shop[600:] + 10)).all()
+    assert posterior.is_ood((x[600:], shop[600:])).double().mean() < 0.12

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
 from nullbayes.decisions import deciding, held_out
-from nullbayes.errors import DataError, NotFittedError, SettingsError
+from nullbayes.errors import DataError, NotFittedError, NullBayesWarning, SettingsError
 from support.calibrations import X_NEW, fitted, held
 from support.models import CLASSIFICATION, REGRESSION
 from support.trained import draw, trained
@@ -199,6 +201,46 @@ def test_other_settings_need_another_calibration(name: str) -> None:
     assert posterior.calibrate(*held()).p_value(X_NEW).shape == (30,)
 
 
+def test_another_noise_of_a_regression_needs_another_calibration() -> None:
+    posterior = fitted(REGRESSION).calibrate(*held(task=REGRESSION))
+    assert posterior.calibration.sigma_noise == (0.5,)
+    posterior._likelihood = dataclasses.replace(posterior.likelihood, sigma_noise=0.6)
+    with pytest.raises(NotFittedError, match=r"The noise of the regression is another .*: calibrate it again"):
+        posterior.predict_interval(X_NEW)
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_saving_a_calibration_that_does_not_apply_any_more_warns(name: str, tmp_path: Path) -> None:
+    posterior = fitted().calibrate(*held())
+    posterior.save(tmp_path / "file")
+    change, sentence = CHANGES[name]
+    change(posterior)
+    with pytest.warns(NullBayesWarning, match=f"The {sentence}: calibrate it again. Until then decisions are refused"):
+        posterior.save(tmp_path / "file")
+
+
+@pytest.mark.parametrize("how", ["tune", "optimize_prior_precision", "fit", "file"])
+def test_calibrating_with_the_data_that_tuned_warns(how: str, tmp_path: Path) -> None:
+    data, sentence = held(200), "of the 200 held-out inputs have chosen the precision or the temperature before"
+    posterior = fitted()
+    if how == "fit":
+        posterior.fit(*draw(CLASSIFICATION), 4, held_out=[data], progress=False)
+    else:
+        _ = posterior.optimize_prior_precision([data], "grid") if how.startswith("opt") else posterior.tune([data])
+    if how == "file":
+        posterior.save(tmp_path / "file")
+        posterior = nb.load(tmp_path / "file", posterior._network.model)
+    with pytest.warns(NullBayesWarning, match=f"200 {sentence}.*tune with one part, and calibrate with the other"):
+        posterior.calibrate(*data)
+    x, y = held(200, seed=2)
+    x[:5] = data[0][:5]  # a few are no reason
+    posterior.calibrate(x, y)
+    x[:50] = data[0][:50]
+    with pytest.warns(NullBayesWarning, match=f"50 {sentence}"):
+        posterior.calibrate(x, y)
+    fitted().calibrate(*data)
+
+
 def test_settings_that_come_back_need_none() -> None:
     for posterior in (fitted(), fitted(kind=nb.baselines.DiagonalLaplace)):
         before = posterior.calibrate(*held()).p_value(X_NEW)
@@ -208,7 +250,11 @@ def test_settings_that_come_back_need_none() -> None:
 
 
 def test_levels_and_parts_that_are_not_valid(posterior: Any) -> None:
-    posterior.calibrate(*held())
+    x, y = held()
+    posterior.calibrate(x, y)
+    for labels in (y, y.tolist(), y.cpu().numpy()):
+        with pytest.raises(SettingsError, match=r"without labels: .*, not a (Tensor|list|ndarray) of 100"):
+            posterior.is_ood(x, labels)
     for alpha in (0.0, 1.0, 5, "0.05", None):
         for ask in (posterior.is_ood, posterior.predict_set):
             with pytest.raises(SettingsError, match="alpha must be a number between 0 and 1"):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nullbayes.decisions.strangers import strangers
 from nullbayes.jacobian.batches import leaves, map_leaves
+from nullbayes.jacobian.tables import Lookup
 from support.drawing import rand, randint, randn
 
 EXCHANGES = ["features", "halves"]
@@ -55,6 +56,7 @@ INPUTS: dict[str, Any] = {
     "square images": images(height=9, width=9),
     "odd images": images(height=9, width=13, channels=1),
     "whole images": (255 * images()).byte(),
+    "small whole images": (255 * images(height=7, width=7)).byte(),
     "volumes": randn(4, 2, 3, 3, 3, generator=seeded(3)),
     "tokens": randint(9, (20, 6), generator=seeded(4)),
     "sentences": sentences(),
@@ -69,7 +71,8 @@ KINDS: dict[str, list[str]] = {
     "odd images": EXCHANGES + CHANGES + OF_IMAGES,
     "images and categories": EXCHANGES + CHANGES + OF_IMAGES,
     "square images": [*EXCHANGES, *CHANGES, *OF_IMAGES, "turn"],
-    "whole images": [*EXCHANGES, "half_features"],
+    "whole images": EXCHANGES + CHANGES + OF_IMAGES,
+    "small whole images": [*EXCHANGES, "half_features"],
     "tokens": OF_TOKENS,
     "sentences": OF_TOKENS,
     "numbers": ["features", *CHANGES, *OF_TABLES],
@@ -170,6 +173,23 @@ def test_images_are_cut_turned_and_stirred() -> None:
     assert torch.equal(upper, x[:, :, :4])
     assert all(any(torch.equal(part, other) for other in x[:, :, 4:]) for part in lower)
     assert not torch.equal(lower, x[:, :, 4:])
+
+
+def test_images_of_bytes_are_changed_as_images_of_numbers_and_rounded() -> None:
+    x = (20 + 200 * images()).byte()
+    found, wanted = made(x), made(x.float())
+    assert found.keys() == wanted.keys()
+    for kind, new in found.items():
+        assert new.dtype == torch.uint8
+        assert int(x.min()) <= int(new.min()) <= int(new.max()) <= int(x.max())
+        torch.testing.assert_close(new.float(), wanted[kind].clamp(x.min(), x.max()), atol=0.51, rtol=0)
+
+
+def test_a_map_of_categories_that_are_looked_up_is_never_averaged() -> None:
+    x = randint(9, (20, 1, 8, 8), generator=seeded(4), dtype=torch.uint8)
+    lookup = Lookup(0, torch.arange(64), 9, None)
+    assert not {*CHANGES, "blur"} & set(dict(strangers(x, seeded(), [lookup])))
+    assert {*CHANGES, "blur"} <= set(made(x))
 
 
 def test_halves_are_those_of_two_examples() -> None:

@@ -120,6 +120,21 @@ def test_a_constant_statistic_counts_for_nothing(value: float) -> None:
     assert torch.isfinite(found(familiar)).all()
 
 
+@pytest.mark.parametrize("rounding", [0.0, 1e-8])
+@pytest.mark.parametrize("value", [0.0, -69.0])
+def test_what_is_clearly_above_a_constant_statistic_is_beyond_everything(value: float, rounding: float) -> None:
+    familiar, strange = case(2)
+    familiar[:, 1] = value + rounding * drawn(len(familiar), seed=3)
+    found = learn_weights(familiar, strange)
+    plain = learn_weights(familiar[:, [0, 2]], {kind: part[:, [0, 2]] for kind, part in strange.items()})
+    assert torch.allclose(found(familiar), plain(familiar[:, [0, 2]]), atol=1e-5)
+    new = familiar.clone()
+    new[:, 1] = value + 0.5  # what another size of batches may do to a logarithm of rounding errors
+    assert torch.allclose(found(new), found(familiar), atol=1e-5)
+    new[:, 1] = value + 3.0
+    assert float(found(new).min()) > float(found(familiar).max()) + 5.0
+
+
 def test_weights_are_equal_if_no_statistic_is_useful() -> None:
     familiar, _ = case(3)
     assert learn_weights(familiar, {"same": familiar.clone()}).weights == pytest.approx((1 / 3,) * 3)

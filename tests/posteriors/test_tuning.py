@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import nullbayes as nb
-from nullbayes.errors import CollapseWarning, LikelihoodError, NullBayesWarning, SettingsError
+from nullbayes.errors import CollapseWarning, FileError, LikelihoodError, NullBayesWarning, SettingsError
 from support.drawing import randn
 from support.models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
 from support.posterior_fits import each_kind, each_task, seeded
@@ -150,10 +150,11 @@ def test_the_noise_of_a_regression_is_tuned_with_the_precision() -> None:
     assert check.nll_posterior <= best + 1e-4
 
 
-def test_a_new_fit_measures_its_precision_again() -> None:
+@pytest.mark.parametrize("how", ["tune", "optimize_prior_precision"])
+def test_a_new_fit_measures_its_precision_again(how: str) -> None:
     posterior = fit(nb.ProjectedPosterior, CLASSIFICATION)
     wanted = posterior.prior_precision
-    posterior.tune([draw(CLASSIFICATION, 300, seed=5)])
+    getattr(posterior, how)([draw(CLASSIFICATION, 300, seed=5)])
     assert posterior.prior_precision != wanted
     posterior.fit([draw(CLASSIFICATION)], 20, generator=seeded(), progress=False)
     assert (posterior.prior_precision, posterior.temperature) == (wanted, 1.0)
@@ -182,8 +183,9 @@ def test_loading_with_a_likelihood_by_name_keeps_the_saved_temperature(tmp_path:
     posterior.save(tmp_path / "file")
     model = trained(CLASSIFICATION)
     assert nb.load(tmp_path / "file", model, likelihood="classification").temperature == 2.0
-    own = nb.likelihoods.Classification(temperature=3.0)
-    assert nb.load(tmp_path / "file", model, likelihood=own).temperature == 3.0
+    other = nb.likelihoods.Classification(temperature=3.0)
+    with pytest.raises(FileError, match=r"has temperature=2.0 in its likelihood, not 3.0: leave likelihood=\.\.\. out"):
+        nb.load(tmp_path / "file", model, likelihood=other)
 
 
 def test_tuning_corrects_a_noise_that_was_far_too_small() -> None:

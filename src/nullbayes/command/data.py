@@ -153,6 +153,16 @@ class _Part:
                 yield take(batch, where)
 
 
+def number_of(data: Any, most: int) -> int:
+    """Return the number of examples, without reading more of them than it takes to find so many."""
+    total = 0
+    for batch in batches(data):
+        total += count(batch)
+        if total >= most:
+            break
+    return total
+
+
 def divided(data: Any, share: float) -> tuple[Iterable[Any], Iterable[Any]]:
     """Return a random share of some data, and the rest; no example is in both."""
     return _Part(data, share, inside=True), _Part(data, share, inside=False)

@@ -8,9 +8,10 @@ from typing import Any
 
 import nullbayes as nb
 from nullbayes.command import options as shared
-from nullbayes.command.frame import Command, Console, Refusal, folded, writable
+from nullbayes.command.frame import Command, Console, Refusal, folded, misused, writable
 
 _TUNED = 1 / 3  # of the held-out data choose precision and temperature; the others calibrate
+_LEAST = 40  # held-out examples that calibrate needs
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +42,9 @@ def _run(options: argparse.Namespace, console: Console, group: nb.distributed.Gr
     from nullbayes.command.data import divided, read_data
 
     output = writable(options.output, "the posterior")
+    if output.suffix not in ("", ".safetensors"):
+        msg = f"A posterior is written to a .safetensors file, not to {output.suffix}: choose another name with -o."
+        raise misused(msg)
     model = shared.the_model(options, console)
     data = read_data(options.data, "--data", console)
     held_out = None if options.held_out is None else read_data(options.held_out, "--held-out", console)
@@ -54,6 +58,8 @@ def _run(options: argparse.Namespace, console: Console, group: nb.distributed.Gr
     tuning, calibrating = (None, held_out)
     if held_out is not None and not options.no_tune:
         tuning, calibrating = divided(held_out, _TUNED)
+    if calibrating is not None:
+        _check_number(held_out, calibrating, options.held_out)
     posterior.fit(
         data,
         n_samples=options.samples,
@@ -85,6 +91,28 @@ def _run(options: argparse.Namespace, console: Console, group: nb.distributed.Gr
     console.result(text, found)
     console.say(f"The posterior is in {output}." + ("" if calibration else " It is not calibrated: no --held-out."))
     return 0
+
+
+def _check_number(held_out: Any, calibrating: Any, name: str) -> None:
+    """Refuse held-out data that are too few to calibrate with, before a fit that would be thrown away."""
+    from nullbayes.command.data import number_of
+
+    try:
+        left = number_of(calibrating, _LEAST)
+    except TypeError:  # batches of another form, which --batch-fn takes apart: calibrate counts them
+        return
+    if left >= _LEAST:
+        return
+    total = number_of(held_out, 2 * _LEAST)
+    if total == left or total < _LEAST:
+        msg = f"--held-out {name} has {total} examples, and calibrate needs at least {_LEAST}: pass more."
+    else:
+        msg = (
+            f"--held-out {name} has {total} examples. About a third of them are kept for tuning, and the {left} that "
+            f"are left are too few for calibrate, which needs at least {_LEAST}: pass more, or --no-tune, which leaves "
+            "all of them for calibrate."
+        )
+    raise Refusal(msg)
 
 
 def _ranked(calibration: Any) -> str:

@@ -17,6 +17,7 @@ from nullbayes.decisions.deciding import check_mask as check_mask
 from nullbayes.decisions.deciding import combined_score as combined_score
 from nullbayes.decisions.deciding import is_ood as is_ood
 from nullbayes.decisions.deciding import need_calibration as need_calibration
+from nullbayes.decisions.deciding import outdated as outdated
 from nullbayes.decisions.deciding import p_value as p_value
 from nullbayes.decisions.deciding import predict_interval as predict_interval
 from nullbayes.decisions.deciding import predict_set as predict_set

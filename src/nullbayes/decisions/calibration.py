@@ -48,6 +48,8 @@ class Calibration:
         How positions were masked: "all" or "given" if a mask was passed, else empty.
     prior_precision, temperature, n_samples : float, float, int
         Of the posterior when it was calibrated. With others it has to be calibrated again.
+    sigma_noise : tuple of float
+        The noise of a regression when it was calibrated; else empty.
 
     Examples
     --------
@@ -75,6 +77,7 @@ class Calibration:
     prior_precision: float
     temperature: float
     n_samples: int
+    sigma_noise: tuple[float, ...] = ()
 
     @property
     def weights(self) -> dict[str, float]:
@@ -129,7 +132,7 @@ class Calibration:
 
 def _check(found: Calibration) -> None:
     """Refuse values that no calibration has."""
-    numbers = (found.prior_precision, found.temperature, found.n_samples, found.n_learned)
+    numbers = (found.prior_precision, found.temperature, found.n_samples, found.n_learned, *found.sigma_noise)
     texts = (found.kind, found.position_kind, found.mask, *found.statistics, *found.strangers)
     *parts, low, usual = ((), ()) if found.combine is None else dataclasses.astuple(found.combine)
     if any(isinstance(number, bool) or not isinstance(number, (int, float)) for number in numbers):

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError, warn
+from nullbayes.jacobian.batches import is_array
 
 _OF_SPREAD, _OF_SIZE = 1e-4, 1e-5  # by which scores of equal inputs may differ, in batches of different sizes
 _OF_ERROR = 1e-6  # by which their errors may differ
@@ -50,6 +52,13 @@ def beyond_rounding(limit: Tensor) -> Tensor:
 
 def check_alpha(alpha: float, m: int) -> float:
     """Return a level, or refuse one that is no probability, or that so few held-out examples cannot reach."""
+    given: Any = alpha
+    if is_array(given) or isinstance(given, (list, tuple)):
+        msg = (
+            "Decisions take inputs alone, without labels: write is_ood(x), or is_ood(x, alpha=0.05). alpha must be a "
+            f"number between 0 and 1, not a {type(given).__name__} of {len(given):,}."
+        )
+        raise SettingsError(msg)
     if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0.0 < alpha < 1.0:
         msg = f"alpha must be a number between 0 and 1, such as 0.05, not {alpha!r}."
         raise SettingsError(msg)

@@ -25,6 +25,7 @@ from nullbayes.decisions.held_out import (
 from nullbayes.decisions.weights import learn_weights
 from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.jacobian.batches import is_array
+from nullbayes.likelihoods import Regression
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Prediction, check_per, warn_of_padding
 
@@ -137,7 +138,14 @@ def _learned(posterior: Any, loader: Any, targets: Any, kind: str, mask: Mask) -
         prior_precision=posterior.prior_precision,
         temperature=posterior.temperature,
         n_samples=posterior.n_samples,
+        sigma_noise=_noise(posterior),
     )
+
+
+def _noise(posterior: Any) -> tuple[float, ...]:
+    """Return the noise of a regression, as far as it is known; else nothing."""
+    found = posterior.likelihood.sigma_noise if isinstance(posterior.likelihood, Regression) else None
+    return () if found is None else found if isinstance(found, tuple) else (found,)
 
 
 def calibration_of(self: Any) -> Calibration | None:
@@ -343,13 +351,24 @@ def need_calibration(self: Any) -> Calibration:
     if found is None:
         msg = "Decisions need held-out data to compare with: call posterior.calibrate(held_out_loader) first."
         raise NotFittedError(msg)
+    if msg := outdated(self):
+        raise NotFittedError(msg)
+    return found
+
+
+def outdated(self: Any) -> str:
+    """Say why a calibration does not apply any more; nothing if it does, or if there is none."""
+    found: Calibration | None = self._calibration
+    if found is None:
+        return ""
     then = (found.n_samples, found.prior_precision, found.temperature)
     now = (self.n_samples, self.prior_precision, self.temperature)  # more samples may change the precision
     for name, old, new in zip(("number of samples", "prior precision", "temperature"), then, now, strict=True):
         if old != new:
-            msg = f"The {name} was {old:g} when the posterior was calibrated, and is {new:g} now: calibrate it again."
-            raise NotFittedError(msg)
-    return found
+            return f"The {name} was {old:g} when the posterior was calibrated, and is {new:g} now: calibrate it again."
+    if found.sigma_noise and found.sigma_noise != _noise(self):
+        return "The noise of the regression is another than when the posterior was calibrated: calibrate it again."
+    return ""
 
 
 def _numbers(values: Tensor | None, which: Tensor | slice) -> Tensor | None:

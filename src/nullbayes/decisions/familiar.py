@@ -1,11 +1,13 @@
 """What a fit remembers of the training data: features of some examples, rows of a table, and a checksum of each input.
 
 Features of a network that saturates can be those of familiar inputs for any absurd input. Where inputs are rows of a
-table, these examples themselves are remembered as well.
+table, these examples themselves are remembered as well. A few small inputs are remembered with the network's outputs,
+so that a file can tell whether a network with the same parameters is the same function.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,8 +22,9 @@ from nullbayes.jacobian.batches import input_checksums, leaves, named_leaves, wi
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
-from nullbayes.limits import OutOfMemory
+from nullbayes.limits import OutOfMemory, is_out_of_memory
 from nullbayes.linalg.spectral import eigh
+from nullbayes.precision import full_precision
 
 NEIGHBOURS = (1, 10, 50)
 _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
@@ -32,6 +35,43 @@ _SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
 _ROUNDING = 1e-7  # of a squared distance in float32
 _TABLE, _COUNT = "table.", "tables"  # names in a file: of the tensors of rows, with a number, and how many there are
+_PROBE, _OUTPUTS = "probe.", "outputs"  # and a place in the inputs: names of the tensors of a probe
+_PROBES, _PROBE_NUMBERS, _PROBE_OUTPUTS = 4, 2**16, 2**12  # inputs; their numbers together; outputs of each
+_OF_SPREAD, _OF_SIZE, _COARSE = 1e-3, 1e-5, 5e-2  # by which outputs may differ on another machine; in half precision
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A few training inputs with the outputs of the network, which tell its function.
+
+    Attributes
+    ----------
+    inputs : mapping of str to Tensor (n, ...)
+        The tensors of the inputs on the CPU, by their places as JSON: names in mappings, numbers in tuples.
+    outputs : Tensor (n, k)
+        Some of the outputs, on the CPU.
+    """
+
+    inputs: Mapping[str, Tensor]
+    outputs: Tensor
+
+    def check(self, network: Network) -> None:
+        """Refuse a network that is another function."""
+        try:
+            found = _answers(network, self.inputs)
+        except Exception as error:
+            msg = f"The model does not take the inputs that the posterior was fitted to: {error}"
+            raise FileError(msg) from error
+        known = self.outputs.double()
+        coarse = any(torch.equal(known.to(kind).double(), known) for kind in (torch.float16, torch.bfloat16))
+        share = _COARSE if coarse else _OF_SPREAD  # a model may compute in half precision
+        limit = share * float(known.max() - known.min()) + _OF_SIZE * float(known.abs().max())
+        if found.shape != known.shape or not float((found.double() - known).abs().max()) <= limit:
+            msg = (
+                "The model has the parameters that the posterior was fitted to, and computes something else: build it "
+                "with the same layers and activations, and pass the same output_fn."
+            )
+            raise FileError(msg)
 
 
 @dataclass(frozen=True)
@@ -48,12 +88,18 @@ class Familiar:
         The checksum of every training input, on the CPU.
     table : tuple of Tensor (n, ...)
         The tensors of these examples, numbers and categories, if the inputs are rows of a table; else empty.
+    tuned : Tensor (T,) or None
+        The checksums of the inputs that have chosen precision or temperature since, on the CPU.
+    probe : Probe or None
+        A few inputs with their outputs; None if they are large, or hold other things than tensors.
     """
 
     layer: str
     features: Tensor
     sums: Tensor
     table: tuple[Tensor, ...] = ()
+    tuned: Tensor | None = None
+    probe: Probe | None = None
 
     @cached_property
     def rows(self) -> Tensor | None:  # (n, p)
@@ -151,20 +197,92 @@ def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
     join = examples.group.join
     features = join(normalize(features))
     table = () if rows_of(first) is None else tuple(map(join, _table(first, examples, len(features))))
-    return Familiar(layer, features, join(examples.input_sums), table)
+    probe = examples.group.first(lambda: _probe(network, first))
+    return Familiar(layer, features, join(examples.input_sums), table, probe=probe)
+
+
+def _probe(network: Network, x: Any) -> Probe | None:
+    """Return a few inputs with their outputs, if they are small and made of tensors with an entry per example."""
+    found = _places(x, [])
+    if not found or any(leaf is None or leaf.is_complex() for leaf in found.values()):
+        return None
+    parts = {place: leaf for place, leaf in sorted(found.items()) if leaf is not None}
+    few = min(_PROBES, _PROBE_NUMBERS // max(1, sum(leaf[:1].numel() for leaf in parts.values())))
+    inputs = {place: leaf[:few].cpu().clone() for place, leaf in parts.items()}
+    try:
+        outputs = _answers(network, inputs) if few else None
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return None  # a network that does not take so few examples
+    return None if outputs is None or not bool(torch.isfinite(outputs).all()) else Probe(inputs, outputs)
+
+
+def _places(x: Any, path: list[Any]) -> dict[str, Tensor | None]:
+    """Return the tensors of inputs by their places, and None for what is no tensor with an entry per example."""
+    if isinstance(x, Mapping) and x and all(isinstance(name, str) for name in x):
+        entries: Iterable[tuple[Any, Any]] = x.items()
+    elif isinstance(x, (tuple, list)) and x:
+        entries = enumerate(x)
+    else:
+        return {json.dumps(path): x if isinstance(x, Tensor) and x.ndim else None}
+    return {place: leaf for key, part in entries for place, leaf in _places(part, [*path, key]).items()}
+
+
+@full_precision()
+def _answers(network: Network, inputs: Mapping[str, Tensor]) -> Tensor:  # (n, k)
+    """Return some of the outputs of a network for the inputs of a probe."""
+    tree: dict[Any, Any] = {}
+    for place, leaf in inputs.items():
+        path: list[Any] = [None, *json.loads(place)]
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = leaf.to(network.device)
+    outputs = network.outputs(_inputs(tree[None]))
+    outputs = outputs.reshape(len(outputs), -1)
+    return outputs[:, :: -(-outputs.shape[1] // _PROBE_OUTPUTS)].cpu()
+
+
+def _inputs(tree: Any) -> Any:
+    """Return inputs from their tensors by place."""
+    if isinstance(tree, Tensor):
+        return tree
+    parts = {key: _inputs(part) for key, part in tree.items()}
+    return tuple(parts[i] for i in range(len(parts))) if all(isinstance(key, int) for key in parts) else parts
 
 
 def watched(
-    pieces: Iterable[tuple[Any, Tensor]], familiar: Familiar | None, purpose: str
+    pieces: Iterable[tuple[Any, Tensor]], familiar: Familiar | None, purpose: str, sums: list[Tensor] | None = None
 ) -> Iterator[tuple[Any, Tensor]]:
-    """Pass inputs and targets on, and warn at the end if many of the inputs were training inputs."""
+    """Pass inputs and targets on, and warn at the end if many of the inputs were training inputs.
+
+    Their checksums are added to ``sums``.
+    """
     total = seen = 0
     for x, y in pieces:
         yield x, y
         total += len(y)
-        seen += 0 if familiar is None else int(familiar.seen_in(input_checksums(x, len(y))).sum())
+        if familiar is not None:
+            found = input_checksums(x, len(y))
+            seen += int(familiar.seen_in(found).sum())
+            if sums is not None:
+                sums.append(found)
     if familiar is not None and seen > max(_CHANCE, 2.0 * familiar.repeated) * total:
         warn(f"{seen:,} of the {total:,} inputs are training data: {purpose}. Pass data that were not trained on.")
+
+
+def warn_of_tuned(familiar: Familiar | None, sums: Tensor) -> None:  # (n,)
+    """Warn if many of the inputs that are to calibrate, given by their checksums, have tuned the posterior before."""
+    if familiar is None or familiar.tuned is None:
+        return
+    seen = int(torch.isin(sums, familiar.tuned).sum())
+    if seen > max(_CHANCE, 2.0 * familiar.repeated) * len(sums):
+        warn(
+            f"{seen:,} of the {len(sums):,} held-out inputs have chosen the precision or the temperature before, which "
+            "suit them better than new data, so that decisions are wrong more often than alpha says. Split the "
+            "held-out data: tune with one part, and calibrate with the other."
+        )
 
 
 def rows_of(x: Any) -> Tensor | None:  # (n, p)
@@ -200,6 +318,10 @@ def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
         return None, {}
     count = torch.tensor(len(familiar.table), dtype=torch.int64, device="cpu")
     found = {"features": familiar.features, "sums": familiar.sums, _COUNT: count}
+    found |= {} if familiar.tuned is None else {"tuned": familiar.tuned}
+    if familiar.probe is not None:
+        found |= {_OUTPUTS: familiar.probe.outputs}
+        found |= {f"{_PROBE}{place}": leaf for place, leaf in familiar.probe.inputs.items()}
     found |= {f"{_TABLE}{i}": tensor for i, tensor in enumerate(familiar.table)}
     return familiar.layer, {f"familiar.{name}": tensor for name, tensor in found.items()}
 
@@ -210,16 +332,23 @@ def from_file(
     """Return what a file holds, if it is that of so many training examples."""
     if layer is None:
         return None
-    features, sums, count = (tensors.get(f"familiar.{name}") for name in ("features", "sums", _COUNT))
+    parts = ("features", "sums", "tuned", _COUNT)
+    features, sums, tuned, count = (tensors.get(f"familiar.{name}") for name in parts)
     names = [name for name in tensors if name.startswith(f"familiar.{_TABLE}")]
     table = [tensors.get(f"familiar.{_TABLE}{i}") for i in range(len(names))]
+    start, outputs = f"familiar.{_PROBE}", tensors.get(f"familiar.{_OUTPUTS}")
+    inputs = {name.removeprefix(start): leaf for name, leaf in sorted(tensors.items()) if name.startswith(start)}
     if (
         features is None or features.ndim != 2 or not features.numel() or features.dtype != network.dtype
         or not bool(torch.isfinite(features).all())
         or sums is None or sums.ndim != 1 or len(sums) != (n_data or len(sums)) or sums.dtype != torch.int64
         or count is None or count.numel() != 1 or int(count) != len(table)
+        or (tuned is not None and (tuned.ndim != 1 or tuned.dtype != torch.int64))
         or any(part is None or not 1 <= part.ndim <= 2 or len(part) != len(features) for part in table)
         or (table and rows_of(table) is None)
+        or (outputs is None) is not (not inputs)
+        or (outputs is not None and (outputs.ndim != 2 or not outputs.numel() or outputs.dtype != network.dtype))
+        or any(not leaf.ndim or outputs is None or len(leaf) != len(outputs) for leaf in inputs.values())
     ):  # fmt: skip
         msg = "The file lacks what was remembered of the training data: it was altered, fit and save again."
         raise FileError(msg)
@@ -229,4 +358,7 @@ def from_file(
         msg = f"The file remembers features of a layer {layer!r}, which this model has not: fit and save again."
         raise FileError(msg) from error
     here = tuple(part.to(network.device) for part in table if part is not None)
-    return Familiar(layer, features.to(network.device), sums, here)
+    probe = None if outputs is None else Probe(inputs, outputs)
+    if probe is not None:
+        probe.check(network)
+    return Familiar(layer, features.to(network.device), sums, here, tuned, probe)

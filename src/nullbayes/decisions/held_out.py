@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.decisions import answers, statistics
+from nullbayes.decisions.familiar import warn_of_tuned
 from nullbayes.decisions.strangers import strangers
 from nullbayes.decisions.words import extreme_words, strange_words
 from nullbayes.errors import DataError, warn
@@ -97,11 +98,13 @@ def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, m
     """Read the held-out data once: statistics or scores, errors, and inputs to make strangers of."""
     split, of_errors, of_scores = (torch.Generator().manual_seed(seed) for seed in (0, 2, 3))
     columns, errors, positions, keys, pool, guesses, overlap = [], [], [], [], _Pool(_PER_KIND), Guesses(), 0
+    sums: list[Tensor] = []
     repeated = 0.0 if posterior._familiar is None else posterior._familiar.repeated
     for x, y in data:
         n = n_examples(x)
         drawn = torch.rand(n, generator=split, dtype=torch.float64, device="cpu")
-        new = _unseen(posterior, x, n)
+        sums.append(input_checksums(x, n))
+        new = _unseen(posterior, sums[-1])
         overlap += int((~new).sum())
         if repeated > _OVERLAP:  # new inputs are often equal to training inputs, and are still new
             new = torch.ones_like(new)
@@ -131,17 +134,18 @@ def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, m
         msg = f"There are {count} held-out examples: calibrate needs at least {_LEAST}, and a thousand are better."
         raise DataError(msg)
     guesses.check("held-out")
+    warn_of_tuned(posterior._familiar, torch.cat(sums))
     return HeldOut(
         _finite(torch.cat(columns), kind), _joined(errors), _joined(positions), torch.cat(keys),
         pool.joined(min(_PER_KIND, _MOST_LEARNED, count // 2)),
     )  # fmt: skip
 
 
-def _unseen(posterior: Any, x: Any, n: int) -> Tensor:  # bool (n,)
-    """Return which inputs are no training inputs."""
+def _unseen(posterior: Any, sums: Tensor) -> Tensor:  # (n,) -> bool (n,)
+    """Return which inputs, given by their checksums, are no training inputs."""
     if posterior._familiar is None:
-        return torch.ones(n, dtype=torch.bool, device="cpu")
-    seen: Tensor = posterior._familiar.seen_in(input_checksums(x, n))
+        return torch.ones_like(sums, dtype=torch.bool)
+    seen: Tensor = posterior._familiar.seen_in(sums)
     return ~seen
 
 

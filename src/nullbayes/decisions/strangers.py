@@ -16,7 +16,8 @@ so there are many kinds, each made of the same familiar inputs:
   *order* (the same tokens in another order), and for those that are looked up in tables of embeddings the kinds of
   `words.py`.
 
-Whole numbers (tokens, categories) are exchanged and never averaged. Masks stay as they are, and tokens are exchanged
+Whole numbers (tokens, categories) are exchanged and never averaged. Images of bytes are no such numbers: they are
+changed as others are, and rounded. Masks stay as they are, and tokens are exchanged
 only between positions that count. Of inputs with several parts, such as two images, half of the strangers have one part
 that is strange.
 """
@@ -58,7 +59,7 @@ def strangers(
     """
     n = n_examples(x)
     familiar = input_checksums(x, n)
-    for name, whole in chain(_exchanged(x, generator), strange_words(x, lookups, generator, others)):
+    for name, whole in chain(_exchanged(x, generator, lookups), strange_words(x, lookups, generator, others)):
         made = _in_part(whole, x, generator)
         pairs = [(new.flatten(1) if new.ndim > 1 else new[:, None], old) for new, old in _pairs(made, x)]
         changed = torch.stack([(new != old.reshape(new.shape)).any(1) for new, old in pairs]).any(0)
@@ -68,11 +69,13 @@ def strangers(
             yield name, map_leaves(lambda leaf, some=usable: leaf[some] if leaf.ndim else leaf, made)
 
 
-def _exchanged(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
+def _exchanged(x: Any, generator: torch.Generator, lookups: Sequence[Lookup]) -> Iterator[tuple[str, Any]]:
     """Iterate over the kinds of strangers that are made of what the inputs hold."""
     parts = [leaf for leaf in leaves(x) if leaf.ndim]
-    numbers = [leaf for leaf in parts if leaf.is_floating_point()]
-    tokens = [leaf for leaf in parts if _is_tokens(leaf, parts)]
+    tables = {lookup.leaf for lookup in lookups}
+    images = [leaf for i, leaf in enumerate(leaves(x)) if i not in tables and _is_image_of_bytes(leaf, parts)]
+    numbers = [leaf for leaf in parts if leaf.is_floating_point()] + images
+    tokens = [leaf for leaf in parts if _is_tokens(leaf, parts) and all(leaf is not image for image in images)]
     kinds = {"features": _features, "halves": _halves} if numbers or tokens else {}
     if numbers:
         kinds |= _CHANGES
@@ -84,7 +87,13 @@ def _exchanged(x: Any, generator: torch.Generator) -> Iterator[tuple[str, Any]]:
         kinds |= {"half_features": _half_features, "order": _order} if tokens else {}
     mask = x.get("attention_mask") if isinstance(x, Mapping) else None
     for name, make in kinds.items():
-        yield name, map_leaves(lambda leaf, make=make: _made(leaf, make, parts, mask, generator), x)
+
+        def changed(leaf: Tensor, make: Make = make) -> Tensor:
+            if any(leaf is image for image in images):
+                return make(leaf.float(), generator).round().clamp(leaf.min(), leaf.max()).to(leaf.dtype)
+            return _made(leaf, make, parts, mask, generator)
+
+        yield name, map_leaves(changed, x)
 
 
 def _in_part(made: Any, x: Any, generator: torch.Generator) -> Any:
@@ -133,6 +142,12 @@ def _is_tokens(leaf: Tensor, parts: list[Tensor]) -> bool:
     if len(parts) > 1 and bool(((leaf == 0) | (leaf == 1)).all()):
         return False  # a mask, or types of segments
     return bool((leaf != leaf[:1]).any())
+
+
+def _is_image_of_bytes(leaf: Tensor, parts: list[Tensor]) -> bool:
+    """Whether a leaf holds images whose pixels are whole numbers of eight bits."""
+    size = leaf.ndim == 4 and min(leaf.shape[-2:]) >= _SMALL
+    return size and leaf.dtype in (torch.uint8, torch.int8) and _is_tokens(leaf, parts)
 
 
 def _in_spans(leaf: Tensor, counts: Tensor, make: Make, generator: torch.Generator) -> Tensor:  # (n, T)

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 _STEPS, _RIDGE, _LIMIT = 3000, 1e-3, 8.0
-_SMALLEST = 1e-12
+_SMALLEST = 3e-7  # a standard deviation, relative to the mean, that is rounding
+_UNIT = 0.125  # the scale of a constant, whose rounding errors may be a whole unit: see `_scales`
+_OF_SIZE = 1e-6  # and relative to its size
 _USELESS = 1e-6  # the sum of weights that are rounding errors
 _LARGEST = 1e30  # in place of what is not finite
 _USUAL = 1.0  # standard deviations below the mean that are nothing unusual
@@ -78,9 +80,7 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tens
     statistic that ranks strangers below familiar inputs gets the weight zero. Statistics are clipped at eight standard
     deviations while learning, so that a kind of stranger that is easy to tell does not decide the weights.
     """
-    mean, scale = familiar.mean(0), familiar.std(0)
-    usable = scale > _SMALLEST * (1.0 + mean.abs())  # a constant says nothing
-    scale = torch.where(usable, scale, torch.ones_like(scale))
+    mean, scale, usable = _scales(familiar)
     usual = () if trained is None else _usual((trained - mean) / scale)
     groups = [((x - mean) / scale * usable).clamp(-_LIMIT, _LIMIT) for x in (familiar, *strange.values())]
     x = _sides(torch.cat(groups), usual)
@@ -111,9 +111,22 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tens
     high, low = (weights / weights.sum()).tensor_split([len(usable)])
     z = (familiar - mean) / scale
     bound = 2.0 * z.amax(0) - z.median(0).values  # as far beyond the largest as that is beyond the middle
-    bound = torch.where(usable, bound, torch.full_like(bound, _LARGEST))
+    bound = torch.where(usable, bound, torch.full_like(bound, 1.0 / _UNIT))
     parts = {"weights": high, "mean": mean, "scale": scale, "bound": bound, "low": low}
     return Weights(**{name: tuple(part.tolist()) for name, part in parts.items()}, usual=usual)
+
+
+def _scales(familiar: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # (n, k) -> (k,) each
+    """Return mean and scale of each statistic, and whether it varies: a constant says nothing about the weights.
+
+    A constant has a scale and a bound all the same, because what is clearly above it is beyond everything that was
+    seen. Statistics are logarithms or of their size. One that is constant because it is as small as rounding lets it be
+    may vary by a whole unit in another batch. So one unit above the constant is the bound, and each further one counts
+    as eight standard deviations.
+    """
+    mean, scale = familiar.mean(0), familiar.std(0)
+    usable = scale > _SMALLEST * (1.0 + mean.abs())
+    return mean, torch.where(usable, scale, _UNIT * (1.0 + _OF_SIZE * mean.abs())), usable
 
 
 def _usual(z: Tensor) -> tuple[float, ...]:  # (t, k)

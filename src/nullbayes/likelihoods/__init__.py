@@ -26,6 +26,14 @@ from nullbayes.likelihoods.classification import Classification as Classificatio
 from nullbayes.likelihoods.independent import Bernoulli as Bernoulli
 from nullbayes.likelihoods.independent import Regression as Regression
 
+_NAMED: dict[str, Callable[..., Likelihood]] = {
+    "classification": Classification,
+    "binary": partial(Bernoulli, "binary"),
+    "multilabel": partial(Bernoulli, "multilabel"),
+    "regression": Regression,
+}
+BUILT_IN = tuple(_NAMED)  # what a file holds of these is enough
+
 
 def resolve(likelihood: str | Likelihood | LossFn, **settings: Any) -> Likelihood:
     """Return a likelihood from its name, from a loss, or as it is.
@@ -47,22 +55,16 @@ def resolve(likelihood: str | Likelihood | LossFn, **settings: Any) -> Likelihoo
     >>> resolve("regression", sigma_noise=0.5).sigma_noise
     0.5
     """
-    named: dict[str, Callable[..., Likelihood]] = {
-        "classification": Classification,
-        "binary": partial(Bernoulli, "binary"),
-        "multilabel": partial(Bernoulli, "multilabel"),
-        "regression": Regression,
-    }
     if isinstance(likelihood, Likelihood):
         return likelihood
     if isinstance(likelihood, str):
-        if likelihood not in named:
+        if likelihood not in _NAMED:
             msg = (
-                f"likelihood={likelihood!r} is not one of {', '.join(named)}, "
+                f"likelihood={likelihood!r} is not one of {', '.join(_NAMED)}, "
                 "nor a callable (outputs, targets) -> losses."
             )
             raise LikelihoodError(msg)
-        return named[likelihood](**settings)
+        return _NAMED[likelihood](**settings)
     if callable(likelihood):
         return CustomLoss(likelihood)
     msg = f"likelihood must be a name, a Likelihood or a callable, not {type(likelihood).__name__}."

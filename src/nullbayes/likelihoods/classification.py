@@ -196,7 +196,7 @@ class Classification(Likelihood):
         """Return the number of positions whose label counts."""
         if targets.is_floating_point():
             return outputs.numel() // outputs.shape[self._dimension(outputs, targets)]
-        return int((targets != self.ignore_index).sum())
+        return int((targets.long() != self.ignore_index).sum())  # in a narrow type, -100 may be a class
 
     @property
     def _classes(self) -> int:
@@ -220,7 +220,7 @@ class Classification(Likelihood):
 
     def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the share of the labels that are ignored."""
-        ignored = torch.zeros_like(targets) if targets.is_floating_point() else targets == self.ignore_index
+        ignored = torch.zeros_like(targets) if targets.is_floating_point() else targets.long() == self.ignore_index
         return ignored.double().mean()
 
     def fitted(self, outputs: Tensor, targets: Tensor, statistics: Tensor | None = None) -> Likelihood:

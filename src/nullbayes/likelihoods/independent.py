@@ -11,7 +11,7 @@ from torch import Tensor
 from nullbayes.errors import LikelihoodError
 from nullbayes.likelihoods.base import Likelihood, alike, shrunk, softplus
 
-_EXACT = 1e-9  # an output with smaller relative residuals, such as a constant, gets the noise of all outputs
+_EXACT = 1e-9  # an output with smaller residuals, relative to its targets, gets the relative noise of the others
 
 
 @dataclass(frozen=True)
@@ -194,17 +194,22 @@ class Regression(Likelihood):
         """Return the variance of the noise, one number or one per output."""
         return self._sigma(outputs) ** 2
 
-    def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:  # (...)
-        """Return the mean squared residual of each output."""
-        return (outputs.double() - targets.reshape(outputs.shape).double()).square().mean(0)
+    def statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:  # (2, ...)
+        """Return the mean squared residual of each output, and the mean square of its targets."""
+        wanted = targets.reshape(outputs.shape).double()
+        return torch.stack([(outputs.double() - wanted).square().mean(0), wanted.square().mean(0)])
 
     def fitted(self, outputs: Tensor, targets: Tensor, statistics: Tensor | None = None) -> Likelihood:
         """Return the likelihood with the standard deviation of the residuals, one per output."""
         if self.sigma_noise is not None:
             return self
         squares = self.statistics(outputs, targets) if statistics is None else statistics
-        found, overall = (squares if outputs.ndim == 2 else squares.mean()).sqrt(), squares.mean().sqrt()
-        found = torch.where(found <= _EXACT * overall, overall, found)
+        found, size = (squares if outputs.ndim == 2 else squares.flatten(1).mean(1)[:, None]).sqrt()
+        exact = found <= _EXACT * size  # outputs may have different units, so each is compared with its own targets
+        if bool(exact.any()) and not bool(exact.all()):
+            relative = (found / size)[~exact & (size > 0)].square().mean().sqrt().nan_to_num()
+            overall = torch.where(size > 0, relative * size, found.square().mean().sqrt())
+            found = torch.where(exact, overall, found)
         return replace(self, sigma_noise=tuple(found.clamp_min(1e-12).flatten().tolist()))
 
     def _sigma(self, like: Tensor) -> Tensor:

@@ -53,7 +53,6 @@ class SamplePosterior(ABC):
         self._likelihood = self._asked = resolve(likelihood)  # as given: each fit completes it anew
         self._batch_fn = batch_fn
         self._directions: Tensor | None = None  # (S, P)
-        self._kernel_dimension = 0.0
         self._precision: float | None = None
         self._precision_rule = self._asked_precision = check_precision(prior_precision)
 
@@ -185,7 +184,7 @@ class SamplePosterior(ABC):
     def _pieces(self, data: Any, size: int = predictions.AT_ONCE, purpose: str = "") -> Iterator[tuple[Any, Tensor]]:
         """Iterate over inputs and targets; warn of training data if they do not serve the ``purpose``."""
         pieces = predictions.pieces(self._network, self._batch_fn, data, size)
-        return decisions.watched(pieces, self._familiar, purpose) if purpose else pieces
+        return scale.noted(self, pieces, purpose) if purpose else pieces
 
     def _evaluate(self, loader: Iterable[Any], purpose: str = "") -> tuple[Tensor, Tensor, Tensor]:
         """Return the network's outputs (N, ...), the centred changes at precision 1 (S, N, ...), and the targets."""

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes import io
-from nullbayes.decisions import calibration, familiar
-from nullbayes.errors import FileError, SettingsError
+from nullbayes.decisions import calibration, familiar, outdated
+from nullbayes.errors import FileError, SettingsError, warn
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.modules import unwrapped
 from nullbayes.jacobian.network import OutputFn, the_output
-from nullbayes.likelihoods import Likelihood, resolve
+from nullbayes.likelihoods import BUILT_IN, Likelihood, resolve
+from nullbayes.posteriors.matching import check_model, stored_likelihood
 
 T = TypeVar("T")
 
@@ -56,16 +57,23 @@ def _save(self: Any, path: str | os.PathLike[str]) -> None:
     self._check_fitted()
     self._network.check_unchanged()
     rule, network, likelihood = self._precision_rule, self._network, self._likelihood
+    if likelihood.name in BUILT_IN and type(likelihood) is not type(resolve(likelihood.name)):
+        msg = (
+            f"{type(likelihood).__name__} has the name of a built-in likelihood, {likelihood.name!r}, and would be "
+            "loaded as that one: give it a name of its own, and fit again."
+        )
+        raise SettingsError(msg)
     directions = self.directions if network.division is None else network.division.collected(self.directions)
     if network.group.rank:
         return
+    if reason := outdated(self):
+        warn(f"{reason} Until then decisions are refused, by the saved posterior as well.")
     header = {
         "kind": type(self).__name__,
         "parameters": list(zip(network.whole.names, network.whole.shapes, strict=True)),
         "fingerprint": network.fingerprint(),
         "prior_precision": self.prior_precision,
         "precision_rule": rule if isinstance(rule, str) else "",
-        "kernel_dimension": self._kernel_dimension,
         "likelihood": {"name": likelihood.name, **likelihood.settings()},
         "output_fn": network.output_fn is not the_output,
         "inputs": network.input_signature,
@@ -137,18 +145,17 @@ def from_file(
     make: Any = kind
     posterior = make(
         model,
-        _likelihood(header, likelihood),
+        stored_likelihood(header, likelihood),
         parameters=lambda name, _: name in wanted,
         prior_precision=float(header["prior_precision"]),
         batch_fn=batch_fn,
         output_fn=output_fn,
     )
     network = posterior._network
-    _check_model(header, network.names, network.shapes, network.fingerprint())
+    check_model(header, network.names, network.shapes, network.fingerprint())
     posterior._directions = _directions(tensors, posterior._fewest, network.n_parameters, network.dtype).to(
         network.device
     )
-    posterior._kernel_dimension = float(header["kernel_dimension"])
     if header["precision_rule"]:
         posterior._precision_rule, posterior._precision = header["precision_rule"], float(header["prior_precision"])
     network.input_signature = header["inputs"]
@@ -158,24 +165,6 @@ def from_file(
     posterior._restore(own, header)
     made: T = posterior
     return made
-
-
-def _likelihood(header: Mapping[str, Any], given: Likelihood | None) -> Likelihood:
-    """Return the likelihood of the file, or the one that was given, if it is of the same kind."""
-    stored = dict(header["likelihood"])
-    if given is None:
-        if stored["name"] == "custom":
-            msg = (
-                "The posterior was fitted with a loss of your own, which a file cannot hold: "
-                "pass load(..., likelihood=loss)."
-            )
-            raise FileError(msg)
-        return resolve(stored.pop("name"), **stored)
-    if given.name != stored["name"]:
-        msg = f"The posterior was fitted with a {stored['name']} likelihood, not with {given.name}: leave it out."
-        raise FileError(msg)
-    plain = given.name != "custom" and given == resolve(given.name)
-    return resolve(stored.pop("name"), **stored) if plain else given  # a name alone takes nothing back
 
 
 def _directions(tensors: Mapping[str, Tensor], fewest: int, size: int, dtype: torch.dtype) -> Tensor:
@@ -192,24 +181,3 @@ def _directions(tensors: Mapping[str, Tensor], fewest: int, size: int, dtype: to
         msg = "The file's directions are not finite: it was altered, fit and save again."
         raise FileError(msg)
     return directions
-
-
-def _check_model(
-    header: Mapping[str, Any], names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], fingerprint: str
-) -> None:
-    """Refuse a file that was made for another model."""
-    wanted = [(name, tuple(shape)) for name, shape in header["parameters"]]
-    here = list(zip(names, shapes, strict=True))
-    if wanted != here:
-        odd = next(
-            (f"{a[0]} {a[1]}" for a in wanted if a not in here),
-            f"{len(wanted)} parameters instead of {len(here)}",
-        )
-        msg = f"The file belongs to a model of another structure: it has {odd}, which this model has not."
-        raise FileError(msg)
-    if header["fingerprint"] != fingerprint:
-        msg = (
-            "The file belongs to a model of the same structure with other parameters: "
-            "load the state_dict that the posterior was fitted to."
-        )
-        raise FileError(msg)

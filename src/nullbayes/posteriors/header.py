@@ -106,7 +106,6 @@ _COMMON: Fields = {
     "fingerprint": text,
     "prior_precision": positive,
     "precision_rule": lambda value: value in ("", "auto", "optimal", "paper"),
-    "kernel_dimension": not_negative,
     "likelihood": _mapping,
     "report": _mapping,
     "output_fn": flag,
@@ -123,9 +122,10 @@ def check_header(header: Mapping[str, Any], own: Fields, report: Fields) -> None
     """
     check_fields({**_COMMON, **own}, header)
     name = header["likelihood"].get("name")
-    if not isinstance(name, str) or name not in _LIKELIHOODS:
+    if not isinstance(name, str):
         altered("likelihood.name", name)
-    check_fields({"name": text, **_LIKELIHOODS[name]}, header["likelihood"], "likelihood.")
+    if name in _LIKELIHOODS:  # the fields of a likelihood of the user's own are compared with those of the one given
+        check_fields({"name": text, **_LIKELIHOODS[name]}, header["likelihood"], "likelihood.")
     check_fields(report, header["report"], "report.")
     rank, n_parameters = header["report"].get("rank"), sum(math.prod(shape) for _, shape in header["parameters"])
     if rank is not None and rank > n_parameters:

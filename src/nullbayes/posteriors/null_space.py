@@ -153,7 +153,6 @@ class NullSpacePosterior(SamplePosterior):
     def _take(self, fitted: fitting.Fitted) -> None:
         """Hold the samples of a fit, and what was measured on them."""
         self._directions, self._measured, self._exact = fitted.directions, fitted.measured, None
-        self._kernel_dimension = fitted.measured.dimension(self._network.whole.n_parameters)[0]
         if isinstance(self._precision_rule, str):
             self._precision = None  # a new estimate of the rank gives another
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from nullbayes import priors
+from nullbayes.decisions import watched
 from nullbayes.errors import SettingsError, warn
 from nullbayes.jacobian.batches import BatchFn, is_array
 from nullbayes.jacobian.jacobians import OutputJacobian
@@ -60,7 +62,8 @@ def optimize_prior_precision(self: Any, loader: Any = None, method: str = "nll")
     True
     """
     self._check_fitted()
-    self.prior_precision = best = _best_precision(self, check_method(loader, method), loader)
+    best = _best_precision(self, check_method(loader, method), loader)
+    self._precision = self._precision_rule = best  # a new fit goes by the rule that was given
     return best
 
 
@@ -114,6 +117,14 @@ def tune(self: P, loader: Any, targets: Any = None) -> P:
     alpha, posterior.temperature = tuned(answers_on(posterior._likelihood, *evaluated))
     posterior._precision = posterior._precision_rule = alpha  # a new fit goes by the rule that was given
     return self
+
+
+def noted(posterior: Any, pieces: Iterable[Any], purpose: str) -> Iterator[Any]:
+    """Pass on held-out data that choose a scale, and remember which inputs they have: these should not calibrate."""
+    sums: list[Tensor] = []
+    yield from watched(pieces, posterior._familiar, purpose, sums)
+    if sums:
+        posterior._familiar = replace(posterior._familiar, tuned=torch.cat(sums))
 
 
 def check_method(loader: Any, method: str) -> str:
