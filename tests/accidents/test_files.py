@@ -148,7 +148,7 @@ def test_an_older_format_asks_for_a_new_fit(version: int, saved: Path) -> None:
 # --- a checksum that is right, and a header that is not ---------------------------------------------------------------
 
 FIELDS = (
-    "kind", "parameters", "fingerprint", "prior_precision", "precision_rule", "kernel_dimension", "likelihood",
+    "kind", "parameters", "fingerprint", "prior_precision", "precision_rule", "likelihood",
     "report", "output_fn", "inputs", "familiar", "calibration",
     "hessian", "likelihood.name", "likelihood.class_dim", "likelihood.ignore_index", "likelihood.temperature",
     "likelihood.some_ignored", "likelihood.more_ignored",

@@ -155,7 +155,7 @@ def test_headers_of_any_json_load_or_raise_a_file_error(
     predicts_or_is_refused(saved)
 
 
-@pytest.mark.parametrize("key", ["prior_precision", "kernel_dimension", "likelihood", "report", "parameters", "kind"])
+@pytest.mark.parametrize("key", ["prior_precision", "likelihood", "report", "parameters", "kind"])
 @settings(many, max_examples=25)
 @given(value=values)
 def test_a_field_of_any_json_loads_or_raises_a_file_error(key: str, value: Any, good: bytes, saved: Path) -> None:

@@ -199,7 +199,7 @@ class Network:
 
     def as_returned(self, outputs: Tensor) -> Tensor:  # (..., n, 1) -> (..., n)
         """Return outputs, or what belongs to each of them, in the shape in which the model returns its outputs."""
-        return outputs.squeeze(-1) if self.returns_numbers else outputs
+        return outputs.squeeze(-1) if self.returns_numbers or self.whole.returns_numbers else outputs
 
     def _compare_with_training(self, what: str, x: Any, error: Exception | None = None) -> None:
         """Raise an error that describes the training inputs, if these inputs differ from them."""
