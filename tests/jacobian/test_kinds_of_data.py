@@ -135,8 +135,8 @@ def test_batch_fn_is_applied_to_batches_of_loaders_and_to_nothing_else() -> None
     torch.testing.assert_close(by_loader.sample(), by_pair.sample())  # type: ignore[attr-defined]
     expected = by_pair.predict(x / 2)
     for posterior in (by_loader, by_pair):
-        posterior.tune((x / 2, y))
-        posterior.calibrate(x / 2, y)
+        posterior.tune((x[:100] / 2, y[:100]))
+        posterior.calibrate(x[100:] / 2, y[100:])
         assert posterior.check_fit((x / 2, y)) == posterior.check_fit([(x, y)])
         table = nb.evaluate(posterior, (x / 2, y), {"pair": (x / 2, y), "inputs": 3 * x, "loader": [6 * x]})
         assert table.n_strangers == {"pair": 300, "inputs": 300, "loader": 300}

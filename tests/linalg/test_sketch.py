@@ -22,7 +22,9 @@ def sketch(n_columns: int, size: int, seed: int) -> Sketch:
     return Sketch(n_columns, size, seed, torch.get_default_device())
 
 
-@pytest.mark.parametrize("size", [1, 2, 32, 64, 1024, 8192])  # one factor, several, and a last one that is smaller
+@pytest.mark.parametrize(
+    "size", [1, 2, 32, 64, 1024, pytest.param(8192, marks=pytest.mark.slow)]
+)  # one factor, several, and a last one that is smaller
 def test_the_transform_is_the_hadamard_matrix(size: int) -> None:
     vectors = normal(3, size)
     matrix = torch.as_tensor(hadamard(size), dtype=torch.float64) / size**0.5

@@ -1,8 +1,8 @@
 """Families of tests that take long together: `make test` runs some of their cases, `make test-all` all of them.
 
 A family is a parametrized test. Of each family named here, every n-th case in the order of collection stays fast. Of
-other large ones that test a package, about half of the cases do. The rest are marked as slow. The same cases run every
-time.
+other large ones that test a package, about a third of the cases do. The rest are marked as slow. The same cases run
+every time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ EVERY = {
 }
 
 
-LARGE = 40  # cases of a family from which on half of them are fast
+LARGE = 30  # cases of a family from which on a third of them are fast
 
 
 def mark_slow(items: Iterable[pytest.Item]) -> None:
@@ -73,6 +73,6 @@ def mark_slow(items: Iterable[pytest.Item]) -> None:
             seen[family] += 1
         else:  # by their names, because every other one might have the same parameter
             large = sizes[family] >= LARGE and "/" in family
-            left_out = large and bool(zlib.crc32(item.nodeid.encode()) % 2)
+            left_out = large and bool(zlib.crc32(item.nodeid.encode()) % 3)
         if left_out:
             item.add_marker(pytest.mark.slow)
