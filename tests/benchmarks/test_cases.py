@@ -274,6 +274,7 @@ def test_command_lists_the_claims(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in output for name in runner.case_names())
 
 
+@pytest.mark.slow
 def test_module_runs_where_only_the_library_is_installed(tmp_path: Path) -> None:
     absent, target = ["rich", "sklearn", "matplotlib", "scipy"], tmp_path / "result.json"
     code = (

@@ -15,7 +15,7 @@ from support.models import BINARY, CLASSIFICATION, MULTILABEL, REGRESSION, Task
 from support.trained import draw, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
-SPLITS, NEW = 24, 200
+SPLITS, NEW = 14, 200
 LEVELS = (0.01, 0.05, 0.1)
 Rates = dict[tuple[str, float], list[float]]
 

@@ -267,6 +267,7 @@ def test_processes_in_one_folder_share_the_steps_and_have_the_same_results(data:
     assert sorted(new) == sorted(steps)
 
 
+@pytest.mark.slow
 def test_methods_that_are_chosen_run_alone_and_the_others_follow(settings: Settings, tmp_path: Path) -> None:
     said: list[str] = []
     own = replace(settings, store=Store(tmp_path, said.append), seeds=1)

@@ -51,6 +51,7 @@ def starved(place: str) -> None:
 
 @on_linux
 @pytest.mark.cpu
+@pytest.mark.slow
 def test_fewer_samples_at_a_time_are_the_same_samples(tmp_path: Path) -> None:
     in_a_process(__file__, str(tmp_path / "starved"))
     whole = fitted().extend(MORE, progress=False)
