@@ -4,7 +4,7 @@ A sample is :math:`v = T \varepsilon`, so the variance of the output with the ro
 A direct projector has one map :math:`T`. An iterative one stops when the noise has reached the tolerance, which rows of
 :math:`J(x)` reach much earlier; they are therefore taken through as many sweeps as the samples were. The steps of
 conjugate gradients depend on the noise: those of a sample, taken by other vectors, can grow without bound, and their
-mean over samples says nothing of the samples. There :math:`w = u + (w - u)`, with :math:`u` the result of twice as
+mean over samples says nothing of the samples. There :math:`w = u + (w - u)`, with :math:`u` the result of thrice as
 many steps of its own. The first part lies in the null space, and its variance is :math:`\|u\|^2`. The second lies in
 the row space, of which samples have what the tolerance leaves, and its variance is measured on them.
 
@@ -35,7 +35,7 @@ from nullbayes.predictive import Mask, Masks, default_score, joined, pooled, str
 from nullbayes.projectors import Outcome
 
 _REPLAYED = 30  # samples whose sweeps are counted
-_LONGER = 2  # times the sweeps of the samples: what is left of a row is then little beside what is left of them
+_LONGER = 3  # times the sweeps of the samples: what is left of a row is then little beside what is left of them
 _VECTORS = 10  # held in memory for each row that is projected
 RELATIVE = "relative_variance"
 
