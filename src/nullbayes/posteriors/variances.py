@@ -88,7 +88,8 @@ def functional_variance(self: Any, x: Any, *, exact: bool = False) -> Tensor:
         The inputs.
     exact : bool
         Compute the variance without Monte Carlo error, by one projection per output of each input. It needs the rows
-        of the fit (see :meth:`prepare`), and noise N(0, I).
+        of the fit (see :meth:`prepare`), and noise N(0, I). What the tolerance of an iterative projector leaves in the
+        samples is added, as measured on them.
 
     Returns
     -------
