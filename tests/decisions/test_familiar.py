@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -239,3 +241,21 @@ def test_an_altered_file_is_refused(name: str, tmp_path: Path) -> None:
     rewritten(path, CHANGES[name])
     with pytest.raises(FileError, match="fit and save again"):
         nb.load(path, model)
+
+
+# --- the probe of a file ----------------------------------------------------------------------------------------------
+
+
+def test_a_probe_allows_what_rounding_of_another_machine_does_where_large_numbers_cancel() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 1)), 1e5 + randn(40, 4, generator=seeded())
+    with torch.no_grad():
+        model[0].bias -= 1e5 * model[0].weight.sum(1)  # the first layer centres its inputs
+    opened = Network(model, None, None)
+    found = remember(opened, Examples([(x, x[:, :1])], None, opened.device, dtype=opened.dtype)).probe
+    precise = copy.deepcopy(model).double()(x[:: len(x) // 4][:4].double()).float()
+    other = dataclasses.replace(found, outputs=precise.detach().cpu())
+    assert (other.outputs - found.outputs).abs().max() > 3e-3 * (found.outputs.max() - found.outputs.min())
+    other.check(opened)
+    with pytest.raises(FileError, match="computes something else"):
+        dataclasses.replace(found, outputs=-10 * found.outputs).check(opened)

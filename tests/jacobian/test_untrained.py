@@ -180,3 +180,39 @@ def test_held_out_targets_in_another_order_cause_one() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", UntrainedWarning)
         posterior.calibrate(x[100:], y[100:])
+
+
+def test_a_weak_network_is_not_taken_for_held_out_targets_in_another_order() -> None:
+    """The true function explains a twelfth of the variance, and a rare label: held-out data are few."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntrainedWarning)
+        for seed in range(100):
+            generator = seeded(seed)
+            f, noise = randn(40, 1, generator=generator).double(), randn(40, 1, generator=generator).double()
+            numbers_, labels_ = Guesses(), Guesses()
+            numbers_.add(nb.likelihoods.Regression(), f, f + 3.3 * noise)
+            numbers_.check("held-out")
+            logits = torch.cat([torch.zeros_like(f), f - 3.0], 1)
+            positive = torch.rand(40, generator=generator, device="cpu").to(f) < logits.softmax(1)[:, 1]
+            labels_.add(nb.likelihoods.Classification(class_dim=1), logits, positive.long())
+            labels_.check("held-out")
+
+
+def test_outputs_are_judged_in_units_of_their_own() -> None:
+    generator = seeded(3)
+    y = randn(100, 2, generator=generator).double() * torch.tensor([1.0, 1e3]).double()
+    guessed = torch.stack([y[:, 0] + 0.05 * randn(100, generator=generator), torch.full((100,), 2.0).double()], 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UntrainedWarning)
+        for kind in ("training", "held-out"):
+            made = Guesses()
+            made.add(nb.likelihoods.Regression(), guessed, y)
+            made.check(kind)
+
+
+def test_a_regression_that_is_worse_than_the_mean_is_told_so_once() -> None:
+    model, x, y = regression()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        nb.ProjectedPosterior(model, "regression").fit(x, y, 5)
+    assert [warning.category for warning in caught].count(UntrainedWarning) == 1

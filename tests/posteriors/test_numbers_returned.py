@@ -98,3 +98,8 @@ def test_a_loss_that_compares_all_with_all_says_what_to_write() -> None:
     posterior = nb.LossProjectedPosterior(Numbers(), lambda f, y: (f - y) ** 2)
     with pytest.raises(LikelihoodError, match=r"every output with every target.*take outputs\[:, 0\]"):
         posterior.fit(X[:50], X[:50, 0], 5, progress=False)
+
+
+def test_noise_of_each_input_keeps_the_shape_of_the_mean() -> None:
+    found = nb.Prediction(*(torch.ones(5, 1) for _ in range(2)), None, torch.ones(2, 5, 1), torch.ones(5, 1))
+    assert found.reshaped(lambda tensor: tensor.squeeze(-1)).interval(0.9)[0].shape == (5,)

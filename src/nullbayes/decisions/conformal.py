@@ -53,7 +53,7 @@ def beyond_rounding(limit: Tensor) -> Tensor:
 def check_alpha(alpha: float, m: int) -> float:
     """Return a level, or refuse one that is no probability, or that so few held-out examples cannot reach."""
     given: Any = alpha
-    if is_array(given) or isinstance(given, (list, tuple)):
+    if (is_array(given) and given.ndim) or isinstance(given, (list, tuple)):
         msg = (
             "Decisions take inputs alone, without labels: write is_ood(x), or is_ood(x, alpha=0.05). alpha must be a "
             f"number between 0 and 1, not a {type(given).__name__} of {len(given):,}."

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from nullbayes.errors import DataError, FileError, ModelError, SettingsError, warn
-from nullbayes.jacobian.batches import input_checksums, leaves, named_leaves, with_leaves
+from nullbayes.jacobian.batches import input_checksums, leaves, n_examples, named_leaves, with_leaves
+from nullbayes.jacobian.checks import SHIFTS, rounded_parameters
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
@@ -66,6 +67,9 @@ class Probe:
         coarse = any(torch.equal(known.to(kind).double(), known) for kind in (torch.float16, torch.bfloat16))
         share = _COARSE if coarse else _OF_SPREAD  # a model may compute in half precision
         limit = share * float(known.max() - known.min()) + _OF_SIZE * float(known.abs().max())
+        if found.shape == known.shape and not float((found.double() - known).abs().max()) <= limit:
+            rounded = _answers(network, self.inputs, rounded_parameters(network.whole)).double()
+            limit += SHIFTS * float((rounded - found.double()).abs().max())  # where large numbers cancel
         if found.shape != known.shape or not float((found.double() - known).abs().max()) <= limit:
             msg = (
                 "The model has the parameters that the posterior was fitted to, and computes something else: build it "
@@ -208,7 +212,8 @@ def _probe(network: Network, x: Any) -> Probe | None:
         return None
     parts = {place: leaf for place, leaf in sorted(found.items()) if leaf is not None}
     few = min(_PROBES, _PROBE_NUMBERS // max(1, sum(leaf[:1].numel() for leaf in parts.values())))
-    inputs = {place: leaf[:few].cpu().clone() for place, leaf in parts.items()}
+    step = max(1, n_examples(x) // max(1, few))
+    inputs = {place: leaf[::step][:few].cpu().clone() for place, leaf in parts.items()}
     try:
         outputs = _answers(network, inputs) if few else None
     except Exception as error:
@@ -230,8 +235,8 @@ def _places(x: Any, path: list[Any]) -> dict[str, Tensor | None]:
 
 
 @full_precision()
-def _answers(network: Network, inputs: Mapping[str, Tensor]) -> Tensor:  # (n, k)
-    """Return some of the outputs of a network for the inputs of a probe."""
+def _answers(network: Network, inputs: Mapping[str, Tensor], theta: Tensor | None = None) -> Tensor:  # (n, k)
+    """Return some of the outputs of a network for the inputs of a probe, with its own or with other parameters."""
     tree: dict[Any, Any] = {}
     for place, leaf in inputs.items():
         path: list[Any] = [None, *json.loads(place)]
@@ -239,7 +244,9 @@ def _answers(network: Network, inputs: Mapping[str, Tensor]) -> Tensor:  # (n, k
         for key in path[:-1]:
             node = node.setdefault(key, {})
         node[path[-1]] = leaf.to(network.device)
-    outputs = network.outputs(_inputs(tree[None]))
+    x = _inputs(tree[None])
+    with torch.no_grad():
+        outputs = network.outputs(x) if theta is None else network.whole(theta, x)
     outputs = outputs.reshape(len(outputs), -1)
     return outputs[:, :: -(-outputs.shape[1] // _PROBE_OUTPUTS)].cpu()
 

@@ -110,7 +110,8 @@ class _Estimator(BaseEstimator):  # type: ignore[misc, unused-ignore]
         for _ in range(self.epochs):
             for batch in torch.randperm(len(x), generator=generator).split(self.batch_size):
                 optimizer.zero_grad()
-                loss(network(x[batch]), y[batch]).backward()
+                outputs, targets = network(x[batch]), y[batch]
+                loss(outputs.view_as(targets) if outputs.ndim == 1 else outputs, targets).backward()
                 optimizer.step()
         if not all(bool(torch.isfinite(p).all()) for p in network.parameters()):
             msg = "The training diverged: scale the features (StandardScaler in a pipeline), or use a smaller lr."
@@ -338,8 +339,9 @@ class NullBayesRegressor(RegressorMixin, MultiOutputMixin, _Estimator):  # type:
         """
         x = self._inputs(X)
         prediction = self.posterior_.predict(x)
-        mean = self._shaped(prediction.mean * self._scale + self._offset)
-        return (mean, self._shaped(prediction.std * self._scale)) if return_std else mean
+        mean, std = (values.reshape(len(x), -1) for values in (prediction.mean, prediction.std))
+        mean = self._shaped(mean * self._scale + self._offset)
+        return (mean, self._shaped(std * self._scale)) if return_std else mean
 
     def predict_std(self, X: Any) -> np.ndarray:
         """Return the standard deviation of each prediction under the posterior, without the noise of the targets."""
@@ -365,7 +367,8 @@ class NullBayesRegressor(RegressorMixin, MultiOutputMixin, _Estimator):  # type:
         x = self._inputs(X)
         calibrated = self.posterior_.calibration is not None
         bounds = self.posterior_.predict_interval(x, alpha) if calibrated else None
-        lower, upper = bounds or self.posterior_.predict(x).interval(1.0 - alpha)
+        bounds = bounds or self.posterior_.predict(x).interval(1.0 - alpha)
+        lower, upper = (bound.reshape(len(x), -1) for bound in bounds)
         return self._shaped(lower * self._scale + self._offset), self._shaped(upper * self._scale + self._offset)
 
     def _shaped(self, values: Tensor) -> np.ndarray:  # (N, O)

@@ -37,7 +37,7 @@ _NO_ROWS = "What rows are to be formed of does not depend on the parameters: loo
 _Function = Callable[[Network, Tensor, Any], Tensor]  # of a network, its parameters and data -> (n, ...)
 _DIRECTIONS = 3
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-2}
-_SHIFTS = 30  # times what rounded parameters change is still rounding
+SHIFTS = 30  # times what rounded parameters change is still rounding
 _COPIED = 10**8  # parameters up to which a network is copied in float64
 
 
@@ -102,11 +102,11 @@ def _is_more_than_rounding(
 ) -> bool:
     """Whether an example differs by more than rounded parameters change the values: what nearly cancels is rounding."""
     with torch.no_grad(), differentiable():
-        shift = (function(_rounded(network)) - values).abs().amax(0)
-    return bool((apart > allowed.maximum(_SHIFTS * shift)).any())
+        shift = (function(rounded_parameters(network)) - values).abs().amax(0)
+    return bool((apart > allowed.maximum(SHIFTS * shift)).any())
 
 
-def _rounded(network: Network) -> Tensor:  # (P,)
+def rounded_parameters(network: Network) -> Tensor:  # (P,)
     """Return the parameters, each changed as much as rounding may change it."""
     theta, generator = network.theta, torch.Generator(device="cpu").manual_seed(1)
     signs = torch.randn(len(theta), generator=generator, device="cpu").sign().to(theta)
@@ -275,10 +275,11 @@ class AutogradReference:
         if _exceed([self._at(self.network.theta)[0] - self.values], allowed[:1]):
             return False  # the network is random, so that its answers say nothing about rounding
         # a loss near zero is all rounding: it may differ as much as rounded parameters change it
-        shifts = [b - a for a, b in zip((self.values, self._combined), self._at(_rounded(self.network)), strict=True)]
-        return not _exceed(
-            errors, [_SHIFTS * float(shift.norm()) + a for shift, a in zip(shifts, allowed, strict=True)]
-        )
+        shifts = [
+            b - a
+            for a, b in zip((self.values, self._combined), self._at(rounded_parameters(self.network)), strict=True)
+        ]
+        return not _exceed(errors, [SHIFTS * float(shift.norm()) + a for shift, a in zip(shifts, allowed, strict=True)])
 
     def _allowed(self, values: Tensor, tolerance: float) -> float:  # (n, O) of the whole chunk
         """Return how far the values may be apart: part of their spread over the chunk, and a few eps of their size."""

@@ -12,6 +12,9 @@ from torch import Tensor
 from nullbayes.errors import UntrainedWarning, warn
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, Regression
 
+# how much worse than the mean, in squared errors, or than frequencies, in likelihood, causes a warning
+_NUMBERS = {"training": 1.0, "held-out": 1.25}
+_LABELS = {"training": (1.0, 0.0), "held-out": (1.5, 0.2)}  # times, and nats per label beyond that
 _ADVICE = {
     "training": "A posterior around it says nothing. Are the trained weights loaded, model.load_state_dict(...)?",
     "held-out": "Are the targets in the order of their inputs?",
@@ -25,15 +28,15 @@ class Guesses:
         self._nll = 0.0
         self._counts: Tensor | None = None  # (1, C), or (O, 2) for independent labels: how often each label is there
         self._hits: Tensor | None = None  # how often it is predicted where it is there
-        self._n, self._errors = 0, 0.0  # of a regression: examples, and squared errors
-        self._mean = self._squares = torch.zeros((), dtype=torch.float64)  # of its targets, around their mean
+        self._n = 0  # examples of a regression; squared errors of each output, and squares of targets around their mean
+        self._mean = self._squares = self._errors = torch.zeros((), dtype=torch.float64)
 
     def add(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> None:  # (n, ...)
         """Take in another batch; only labels that are whole numbers have frequencies."""
         if isinstance(likelihood, Regression):
             y = targets.reshape(outputs.shape).double()
             mean = y.mean(0)
-            self._add_numbers(len(y), mean, (y - mean).square().sum(0), float((outputs.double() - y).square().sum()))
+            self._add_numbers(len(y), mean, (y - mean).square().sum(0), (outputs.double() - y).square().sum(0))
             return
         one_of_many = isinstance(likelihood, Classification) and not targets.is_floating_point()
         if not (one_of_many or isinstance(likelihood, Bernoulli)):
@@ -57,10 +60,10 @@ class Guesses:
         if other._n:
             self._add_numbers(other._n, other._mean, other._squares, other._errors)
 
-    def _add_numbers(self, n: int, mean: Tensor, squares: Tensor, errors: float) -> None:
+    def _add_numbers(self, n: int, mean: Tensor, squares: Tensor, errors: Tensor) -> None:  # (...) each
         """Take in n targets of a regression: their mean, the squares around it, and the squared errors."""
         before, apart = self._n, mean - self._mean.to(mean)
-        self._n, self._errors = before + n, self._errors + errors
+        self._n, self._errors = before + n, self._errors.to(mean) + errors
         self._mean = self._mean.to(mean) + apart * n / self._n
         self._squares = self._squares.to(mean) + squares + apart.square() * before * n / self._n
 
@@ -68,11 +71,15 @@ class Guesses:
         """Warn of a network that is no better than the frequencies, by likelihood, accuracy and balanced accuracy.
 
         A network that was trained with weights of the classes loses to the frequencies by the first two. For numbers,
-        the squared error is compared with that of their mean. ``kind`` says what data these are.
+        the squared error is compared with that of their mean, on average over the outputs, each in units of its own.
+        ``kind`` says what data these are: a weak network may be worse than what held-out data say themselves by chance,
+        and one whose targets are in another order is far worse.
         """
-        if 0.0 < float(self._squares.sum()) <= self._errors:
-            both, count = (self._errors, float(self._squares.sum())), self._n * self._mean.numel()
-            rmse, spread = ((squares / count) ** 0.5 for squares in both)
+        varies = self._squares > 0
+        worse = (self._errors / torch.where(varies, self._squares, 1.0))[varies]
+        if worse.numel() and float(worse.mean()) >= _NUMBERS[kind]:
+            both, count = (self._errors, self._squares), self._n * self._mean.numel()
+            rmse, spread = ((float(squares.sum()) / count) ** 0.5 for squares in both)
             message = (
                 f"The network predicts its {kind} targets no better than their mean does: RMSE {rmse:.3g} where the "
                 f"mean has {spread:.3g}. {_ADVICE[kind]} Are inputs and targets scaled as in training?"
@@ -91,7 +98,8 @@ class Guesses:
             torch.special.entr(counts / counts.sum(1, keepdim=True).clamp_min(1.0)).sum(1) @ counts.sum(1)
         )
         chance = 2.0 * (most * (1.0 - most / max(n, 1.0))) ** 0.5  # two standard errors
-        if 0.0 < frequencies <= self._nll and right <= most + chance and balanced:
+        factor, nats = _LABELS[kind]
+        if 0.0 < factor * frequencies + nats * n <= self._nll and right <= most + chance and balanced:
             message = (
                 f"The network predicts its {kind} labels no better than their frequencies do: "
                 f"NLL {self._nll / n:.3g} where frequencies have {frequencies / n:.3g}, accuracy {right / n:.3g} "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from math import isclose
 from typing import Any
 
@@ -47,7 +47,12 @@ def _own_likelihood(given: Likelihood, stored: Mapping[str, Any]) -> Likelihood:
         msg = f"The file holds other settings of the likelihood ({held}) than it has ({own}): pass that of the fit."
         raise FileError(msg)
     pairs = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
-    return replace(given, **pairs) if pairs else given  # type: ignore[type-var]
+    if not pairs:
+        return given
+    if not is_dataclass(given):
+        msg = f"The settings of {type(given).__name__} cannot be restored: make it a frozen dataclass, and fit again."
+        raise FileError(msg)
+    return replace(given, **pairs)
 
 
 def _contradicted(stored: Likelihood, given: Likelihood) -> str:

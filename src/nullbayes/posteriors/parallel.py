@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from nullbayes.distributed import Group, resolve
-from nullbayes.errors import DistributedError, NullBayesWarning, SettingsError
+from nullbayes.errors import DistributedError, NullBayesWarning, SettingsError, UntrainedWarning
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.division import divide
 from nullbayes.jacobian.network import Network
@@ -121,6 +121,8 @@ def open_rows(kind: RowKind, data: Any, likelihood: Likelihood, *, tuned: bool =
     """
     rows = kind(data, likelihood)
     if rows.likelihood.name == "regression":
-        noisy = with_noise(likelihood, rows, tuned=tuned)
-        rows = rows if noisy is rows.likelihood else kind(rows.examples, noisy)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UntrainedWarning)  # which there was when the data were opened first
+            noisy = with_noise(likelihood, rows, tuned=tuned)
+            rows = rows if noisy is rows.likelihood else kind(rows.examples, noisy)
     return rows

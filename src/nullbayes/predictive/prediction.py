@@ -98,7 +98,9 @@ class Prediction:
         """Return the prediction with outputs of another shape: ``change`` is applied to whatever has one entry each."""
         probs = None if self.probs is None else change(self.probs)
         mean, variance, samples = (change(tensor) for tensor in (self.mean, self.variance, self.samples))
-        return replace(self, mean=mean, variance=variance, probs=probs, samples=samples)
+        noise = self.noise  # of each output of each input, or shared by all inputs
+        noise = change(noise) if noise is not None and noise.shape == self.mean.shape else noise
+        return replace(self, mean=mean, variance=variance, probs=probs, samples=samples, noise=noise)
 
     def to_numpy(self) -> dict[str, np.ndarray]:
         """Return a dictionary of arrays: mean, variance, std, probs, samples, noise and mask, without those None."""
