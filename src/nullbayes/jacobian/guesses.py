@@ -29,7 +29,7 @@ class Guesses:
         self._counts: Tensor | None = None  # (1, C), or (O, 2) for independent labels: how often each label is there
         self._hits: Tensor | None = None  # how often it is predicted where it is there
         self._n = 0  # examples of a regression; squared errors of each output, and squares of targets around their mean
-        self._mean = self._squares = self._errors = torch.zeros((), dtype=torch.float64)
+        self._mean = self._squares = self._errors = torch.zeros((), dtype=torch.float64, device="cpu")
 
     def add(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> None:  # (n, ...)
         """Take in another batch; only labels that are whole numbers have frequencies."""
