@@ -100,12 +100,7 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
     if kind == COMBINED and posterior._familiar is None:
         msg = "Nothing is known of the features of the training data: fit again, or name another kind of score."
         raise NotFittedError(msg)
-    before, posterior._calibration = posterior._calibration, None
-    try:
-        posterior._calibration = _learned(posterior, loader, targets, kind, mask)
-    except BaseException:  # data that are refused leave what there was
-        posterior._calibration = before
-        raise
+    posterior._calibration = _learned(posterior, loader, targets, kind, mask)  # data that are refused leave the old one
     return self
 
 
@@ -257,7 +252,6 @@ def predict_set(self: Any, x: Any, alpha: float = 0.1, *, mask: Mask = None) -> 
     >>> y = x[:, :3].argmax(1)
     >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.eye(4)[:, :3]})
     >>> posterior = nb.baselines.DiagonalLaplace(model).fit(x[:100], y[:100]).calibrate(x[100:], y[100:])
-    >>> new = torch.tensor([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 0.0, 90.0]])
     >>> posterior.predict_set(torch.tensor([[9.0, 0.0, 0.0, 0.0]]), alpha=0.1)
     tensor([[ True, False, False]])
     """
