@@ -159,9 +159,3 @@ def test_links_that_do_not_fit_are_refused() -> None:
     two = [predictive.predict(Network(model), Bernoulli("multilabel"), x, deviations(model), link=k).probs
            for k in ("margin", "probit")]  # fmt: skip
     assert torch.equal(*two)
-
-
-def test_a_level_that_looks_like_a_rate_of_errors_causes_a_warning() -> None:
-    found = nb.Prediction(torch.zeros(3, 1), torch.ones(3, 1), None, torch.zeros(2, 3, 1), torch.tensor(1.0))
-    with pytest.warns(nb.errors.NullBayesWarning, match="level=0.1 .* For errors of 10% pass 0.9"):
-        found.interval(0.1)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nullbayes.errors import LikelihoodError, SettingsError, optional, warn
+from nullbayes.errors import LikelihoodError, SettingsError, optional
 from nullbayes.predictive import plot
 
 if TYPE_CHECKING:
@@ -90,11 +90,6 @@ class Prediction:
         if not 0.0 < level < 1.0:
             msg = f"level must be between 0 and 1, such as 0.9, not {level!r}."
             raise SettingsError(msg)
-        if level <= 0.2:
-            warn(
-                f"level={level:g} is the probability of a target inside. For errors of {level:.0%} pass "
-                f"{1.0 - level:.2g}."
-            )
         normal = torch.erfinv(torch.tensor(level, dtype=torch.float64, device="cpu"))
         half = math.sqrt(2.0) * float(normal) * (self.variance + self.noise).sqrt()
         return self.mean - half, self.mean + half
