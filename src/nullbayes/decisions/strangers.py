@@ -16,10 +16,9 @@ so there are many kinds, each made of the same familiar inputs:
   *order* (the same tokens in another order), and for those that are looked up in tables of embeddings the kinds of
   `words.py`.
 
-Whole numbers (tokens, categories) are exchanged and never averaged. Images of bytes are no such numbers: they are
-changed as others are, and rounded. Masks stay as they are, and tokens are exchanged
-only between positions that count. Of inputs with several parts, such as two images, half of the strangers have one part
-that is strange.
+Whole numbers (tokens, categories) are exchanged and never averaged. Images whose pixels are bytes are changed like
+other images and rounded afterwards. Masks stay as they are, and tokens are exchanged only between positions that count.
+Of inputs with several parts, such as two images, half of the strangers have one part that is strange.
 """
 
 from __future__ import annotations

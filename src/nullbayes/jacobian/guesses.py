@@ -78,11 +78,10 @@ class Guesses:
         varies = self._squares > 0
         worse = (self._errors / torch.where(varies, self._squares, 1.0))[varies]
         if worse.numel() and float(worse.mean()) >= _NUMBERS[kind]:
-            both, count = (self._errors, self._squares), self._n * self._mean.numel()
-            rmse, spread = ((float(squares.sum()) / count) ** 0.5 for squares in both)
             message = (
-                f"The network predicts its {kind} targets no better than their mean does: RMSE {rmse:.3g} where the "
-                f"mean has {spread:.3g}. {_ADVICE[kind]} Are inputs and targets scaled as in training?"
+                f"The network predicts its {kind} targets no better than their mean does: its squared errors are "
+                f"{float(worse.mean()):.3g} times those of the mean. {_ADVICE[kind]} Are inputs and targets scaled as "
+                "in training?"
             )
             warn(message, UntrainedWarning)
         if self._counts is None or self._hits is None:

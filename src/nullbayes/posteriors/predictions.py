@@ -191,11 +191,11 @@ def predict_outputs(
     x: Any,
     *,
     pred_type: str = "linearized",
-    n_samples: int | None = None,
-    link_approx: str | None = None,
+    n_samples: Any = None,
+    link_approx: Any = None,
     mask: Mask = None,
 ) -> Prediction:
-    """Predict, with a dimension for the outputs also where the model returns one number per input: (N, 1)."""
+    """Predict with a dimension for the outputs, (N, 1), also where the model returns one number per input."""
     self._network.check_unchanged()
     options = {"pred_type": pred_type, "link": link_approx, "batch_fn": self._batch_fn, "mask": mask}
     root, network = self.prior_precision**0.5, self._network
