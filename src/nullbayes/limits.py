@@ -226,7 +226,7 @@ class RowCosts:
         room = working_bytes // 4 if formed else working_bytes
         tile = min(block_rows, tile_rows(self.device, room))
         gram = min(room, 16 * tile**2 + min(room // 2, 16 * tile * self.numbers_per_row))
-        if self.storage == "factors":
+        if self.storage == "factors" or (self.storage == "half" and half_is_fast(self.device)):
             gram = room  # larger tiles, and as many columns at a time as there is room for
         products = min(room, int(block_rows * max(piece.product_bytes(n_vectors) for piece in self.pieces)))
         block = block_rows // self.rows_per_example

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nullbayes.errors import SettingsError
 from nullbayes.limits import RowCosts, Storage, half_is_fast, tile_rows
-from nullbayes.linalg.compact_gram import compact_gram
+from nullbayes.linalg.halves_gram import gram_by_halves, has_halves
 from nullbayes.linalg.pieces import Factors, Piece, normal_flops
 from nullbayes.linalg.rows import Block, Rows
 
@@ -61,9 +61,9 @@ class HeldBlock(Block):
         return result
 
     def gram(self, dtype: torch.dtype) -> Tensor:
-        """Return ``B @ B.T``, one tile at a time; in float32 from entries of eleven bits where these are computed."""
-        if dtype == torch.float32 and any(piece.compact for piece in self.pieces) and half_is_fast(self.like.device):
-            return compact_gram(self.pieces, self.n_rows, self.rows_per_example, self.working_bytes)
+        """Return ``B @ B.T``, one tile at a time; in float32 from halves, where entries are not held in full."""
+        if dtype == torch.float32 and has_halves(self.pieces) and half_is_fast(self.like.device):
+            return gram_by_halves(self.pieces, self.n_rows, self.rows_per_example, self.working_bytes)
         result = torch.empty(self.n_rows, self.n_rows, dtype=dtype, device=self.like.device)
         fill_gram(result, self, self, symmetric=True)
         return result

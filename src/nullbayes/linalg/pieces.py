@@ -16,8 +16,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from nullbayes.limits import PieceCosts, half_is_fast
-from nullbayes.linalg.halves import add_cross
+from nullbayes.limits import PieceCosts
 from nullbayes.precision import tensor_float32
 
 _FEW_EXAMPLES = 4  # up to which a batched product is faster than one large product of a copy
@@ -178,15 +177,11 @@ class DensePiece(Piece):
             result[:, self._columns] *= self.scale
 
     def cross(self, other: Self, dtype: torch.dtype, working_bytes: int) -> Tensor:
-        """Return ``B @ other.T``; scaled entries are multiplied as they are where that is fast."""
+        """Return ``B @ other.T``."""
         if self.scale is None or other.scale is None:
             return cross_product(self.matrix, other.matrix, dtype, working_bytes)
-        if dtype == torch.float32 and half_is_fast(self.matrix.device):
-            tile = torch.zeros(len(self.matrix), len(other.matrix), dtype=dtype, device=self.matrix.device)
-            add_cross(tile, self.matrix, other.matrix)
-        else:
-            with tensor_float32():  # their ten bits pass through unchanged
-                tile = cross_product(self.matrix, other.matrix, dtype, working_bytes)
+        with tensor_float32():  # their ten bits pass through unchanged
+            tile = cross_product(self.matrix, other.matrix, dtype, working_bytes)
         return tile.mul_(self.scale).mul_(other.scale.T)
 
     def factors(self, rows_per_example: int) -> list[Factors]:

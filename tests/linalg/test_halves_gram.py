@@ -1,12 +1,12 @@
-"""Gram matrices of compact pieces from entries of eleven bits, in every mixture of pieces."""
+"""Gram matrices from entries of eleven bits, in every mixture of pieces."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from nullbayes.linalg import held
+from nullbayes.linalg import halves_gram, held
 from nullbayes.linalg.compact import SumPiece
-from nullbayes.linalg.compact_gram import compact_gram
+from nullbayes.linalg.halves_gram import gram_by_halves
 from nullbayes.linalg.pieces import DensePiece, Piece
 from support.layouts import MIXTURES, Layout, gaussian, layout
 
@@ -16,7 +16,7 @@ every_mixture = pytest.mark.parametrize("kind", MIXTURES)
 def assert_same(found: Layout, working_bytes: int = 2**28) -> None:
     """Compare with the Gram matrix in float64: entries of eleven bits move each row by at most 1e-3 of its length."""
     rows = found.rows()
-    gram = compact_gram(rows.pieces, rows.n_rows, rows.rows_per_example, working_bytes)
+    gram = gram_by_halves(rows.pieces, rows.n_rows, rows.rows_per_example, working_bytes)
     assert gram.dtype == torch.float32
     expected = rows.gram(torch.float64)
     lengths = expected.diagonal().sqrt()
@@ -36,7 +36,7 @@ def test_tiles_and_columns_can_be_few_at_a_time(kind: str, working_bytes: int) -
     assert_same(layout(kind, n=9, dtype=torch.float32), working_bytes)
 
 
-@pytest.mark.parametrize("size", [1e-15, 1e-5, 1e5, 1e15])
+@pytest.mark.parametrize("size", [2.0**-50, 2.0**-17, 2.0**17, 2.0**50])
 @every_mixture
 def test_rows_too_long_or_short_for_halves_are_scaled(kind: str, size: float) -> None:
     found = layout(kind, dtype=torch.float32)
@@ -61,6 +61,23 @@ def test_inputs_too_large_or_small_for_halves_are_scaled(size: float, bias: int 
     assert_same(written_out(SumPiece(inputs, gradients, 0, bias)))
 
 
+@pytest.mark.parametrize("unit", [1.0, 1e-12])
+@pytest.mark.parametrize("size", [0.0, 1e-12, 1e-6, 1e6, 1e12])
+def test_pieces_held_as_halves_may_differ_in_size(size: float, unit: float) -> None:
+    """Each has its own scale; a row of zeros in one of them has none."""
+    parts = [unit * gaussian(16, width, seed=width, dtype=torch.float32) for width in (12, 8)]
+    parts[1][::2] *= size
+    halved = [DensePiece(part, column).halved() for part, column in zip(parts, (0, 12), strict=True)]
+    assert_same(written_out(*halved))
+
+
+@pytest.mark.parametrize("wide", [1, 7, 2048])
+@every_mixture
+def test_columns_are_multiplied_together(kind: str, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(halves_gram, "_WIDE", wide)
+    assert_same(layout(kind, n=9, dtype=torch.float32))
+
+
 def test_inputs_of_zeros_do_not_set_the_scale() -> None:
     gradients = 1e8 * gaussian(8, 2, 3, 5, seed=1, dtype=torch.float32)
     entries = DensePiece(1e-3 * gaussian(16, 8, dtype=torch.float32), 12)
@@ -74,7 +91,7 @@ def test_rows_that_are_almost_zero_do_no_harm(size: float, inputs: float) -> Non
     gradients = gaussian(8, 2, 3, 5, seed=1, dtype=torch.float32)
     gradients[2] *= size
     found = written_out(SumPiece(inputs * gaussian(8, 5, 4, dtype=torch.float32), gradients, 0, 12))
-    gram = compact_gram(found.pieces, 16, 2, 2**28).double()
+    gram = gram_by_halves(found.pieces, 16, 2, 2**28).double()
     assert torch.isfinite(gram).all()
     others = [i for i in range(16) if i not in (4, 5)]
     expected = (found.matrix @ found.matrix.T)[others][:, others]
@@ -84,7 +101,7 @@ def test_rows_that_are_almost_zero_do_no_harm(size: float, inputs: float) -> Non
 
 def test_rows_of_zeros_stay_zero() -> None:
     piece = SumPiece(torch.zeros(3, 2, 4), torch.zeros(3, 2, 3, 2), 0, 12)
-    assert not compact_gram([piece], 6, 2, 2**20).any()
+    assert not gram_by_halves([piece], 6, 2, 2**20).any()
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -92,7 +109,7 @@ def test_what_is_not_finite_stays_so(bad: float) -> None:
     """The factorization then names it."""
     gradients = gaussian(3, 2, 3, 2, dtype=torch.float32)
     gradients[1, 0, 0, 0] = bad
-    gram = compact_gram([SumPiece(gaussian(3, 2, 4, dtype=torch.float32), gradients, 0, 12)], 6, 2, 2**20)
+    gram = gram_by_halves([SumPiece(gaussian(3, 2, 4, dtype=torch.float32), gradients, 0, 12)], 6, 2, 2**20)
     assert not torch.isfinite(gram.diagonal()[2])
     assert torch.isfinite(gram.diagonal()[[0, 1, 3, 4, 5]]).all()
 
@@ -102,15 +119,17 @@ def test_blocks_take_it_in_float32_where_halves_are_fast(monkeypatch: pytest.Mon
 
     def seen(*args: object) -> Tensor:
         calls.append(1)
-        return compact_gram(*args)  # type: ignore[arg-type]
+        return gram_by_halves(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(held, "compact_gram", seen)
+    monkeypatch.setattr(held, "gram_by_halves", seen)
     for fast in (False, True):
         monkeypatch.setattr(held, "half_is_fast", lambda _, fast=fast: fast)
         for kind, dtype in (
             ("entries", torch.float32),
+            ("half", torch.float64),
+            ("half", torch.float32),
             ("several positions", torch.float64),
             ("several positions", torch.float32),
         ):
             layout(kind, dtype=torch.float32).rows().block(0, 21).gram(dtype)
-    assert calls == [1]
+    assert calls == [1, 1]

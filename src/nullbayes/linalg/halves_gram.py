@@ -1,8 +1,9 @@
-r"""The Gram matrix of compact pieces in float32, from entries that are computed as halves.
+r"""The Gram matrix of rows in float32, from entries that are held, or computed, as halves.
 
 Entries of eleven bits are enough for the factor of a preconditioner, take half the memory, and are multiplied fastest
 where there are tensor cores. Halves reach from 6e-8 to 65,504, so each row is scaled by a power of two, one for all
-pieces: no entry is then larger than :data:`_LARGEST`, and those down to 1e-7 of it keep their bits.
+pieces: no entry is then larger than :data:`_LARGEST`, and those down to 1e-7 of it keep their bits. One scale for all
+pieces also lets a tile of the matrix be summed in its place: pieces with few columns are multiplied together.
 """
 
 from __future__ import annotations
@@ -19,15 +20,22 @@ from nullbayes.linalg.halves import add_cross, aligned
 from nullbayes.linalg.pieces import DensePiece, Piece
 
 _LARGEST = 256.0
+_WIDE = 2048  # columns that are multiplied together, at least: with fewer, reading and writing the tile takes longer
 _SMALLEST = 1e-30  # rows that are shorter count as zero: their squares have no digits in float32
 
 
-def compact_gram(pieces: Sequence[Piece], n_rows: int, rows_per_example: int, working_bytes: int) -> Tensor:
+def has_halves(pieces: Sequence[Piece]) -> bool:
+    """Return whether some entries are held as halves, or computed whenever they are needed."""
+    return any(piece.compact or (isinstance(piece, DensePiece) and piece.scale is not None) for piece in pieces)
+
+
+def gram_by_halves(pieces: Sequence[Piece], n_rows: int, rows_per_example: int, working_bytes: int) -> Tensor:
     """Return ``B @ B.T`` of rows in pieces, one tile at a time, in float32.
 
     Pieces that are neither entries nor sums over positions add their own products.
     """
-    halved, rest = [piece for piece in pieces if _has_halves(piece)], [p for p in pieces if not _has_halves(p)]
+    halved = [piece for piece in pieces if isinstance(piece, (SumPiece, DensePiece))]
+    rest = [piece for piece in pieces if not isinstance(piece, (SumPiece, DensePiece))]
     device = pieces[0].tensors()[0].device
     bounds = torch.stack([_bounds(piece) for piece in halved] or [torch.zeros(n_rows, device=device)])
     scale = _power_of_two(bounds.amax(0)).reciprocal().mul_(_LARGEST)  # (m,)
@@ -39,8 +47,9 @@ def compact_gram(pieces: Sequence[Piece], n_rows: int, rows_per_example: int, wo
         for j in range(0, i + 1, step):
             columns = slice(j, min(n_rows, j + step))
             tile = result[rows, columns]
-            for piece in halved:
-                _add_tile(tile, piece, rows, columns, scale, working_bytes)
+            left, right = (_all_halves(halved, part, scale, working_bytes, sum(tile.shape)) for part in (rows, columns))
+            for mine, theirs in ((part, part) for part in left) if i == j else zip(left, right, strict=True):
+                add_cross(tile, mine, theirs)
             tile.div_(scale[rows, None]).div_(scale[columns])
             for piece in rest:
                 mine = piece.take(rows)
@@ -48,10 +57,6 @@ def compact_gram(pieces: Sequence[Piece], n_rows: int, rows_per_example: int, wo
             if i != j:
                 result[columns, rows] = tile.T
     return result
-
-
-def _has_halves(piece: Piece) -> bool:
-    return isinstance(piece, SumPiece) or (isinstance(piece, DensePiece) and piece.scale is None)
 
 
 def _input_numbers(pieces: Sequence[Piece]) -> int:
@@ -69,7 +74,8 @@ def _power_of_two(numbers: Tensor) -> Tensor:
 def _bounds(piece: Piece) -> Tensor:  # (m,)
     """Return what no entry of each row is larger than."""
     if isinstance(piece, DensePiece):
-        return _largest(piece.matrix, 1)
+        largest = _largest(piece.matrix, 1).float()
+        return largest if piece.scale is None else largest * piece.scale[:, 0]
     summed = cast("SumPiece", piece)
     gradients = _largest(summed.gradients, 2).sum(2)  # (n, O)
     inputs = _sizes(summed)
@@ -86,26 +92,29 @@ def _sizes(piece: SumPiece) -> Tensor:  # (n,)
     return _largest(piece.inputs, (1, 2))
 
 
-def _add_tile(
-    tile: Tensor, piece: Piece, rows: slice, columns: slice, scale: Tensor, working_bytes: int
-) -> None:  # (m, m')
-    """Add the products of some rows of a piece with some others, scaled."""
-    left = _halves(piece.take(rows), scale[rows], working_bytes, sum(tile.shape))
-    if rows == columns:
-        for mine in left:
-            add_cross(tile, mine, mine)
-        return
-    right = _halves(piece.take(columns), scale[columns], working_bytes, sum(tile.shape))
-    for mine, theirs in zip(left, right, strict=True):
-        add_cross(tile, mine, theirs)
-
-
-def _halves(piece: Piece, scale: Tensor, working_bytes: int, n_rows: int) -> Iterator[Tensor]:  # (m, c)
-    """Iterate over the entries of some columns at a time, scaled, where ``n_rows`` rows are held together."""
+def _all_halves(
+    pieces: Sequence[Piece], rows: slice, scale: Tensor, working_bytes: int, n_rows: int
+) -> Iterator[Tensor]:  # (m, c)
+    """Iterate over the entries of some rows, scaled, some columns at a time; ``n_rows`` rows are held together."""
     most = max(1, working_bytes // (8 * n_rows))  # columns, of halves and their padded copies
+    waiting: list[Tensor] = []
+    for piece in pieces:
+        for part in _halves(piece.take(rows), scale[rows], most):
+            waiting.append(part)
+            if sum(other.shape[1] for other in waiting) >= min(most, _WIDE):
+                yield _joined(waiting)
+                waiting = []
+    if waiting:
+        yield _joined(waiting)
+
+
+def _halves(piece: Piece, scale: Tensor, most: int) -> Iterator[Tensor]:  # (m, c)
+    """Iterate over the entries of a piece, scaled, at most ``most`` columns at a time."""
     if isinstance(piece, DensePiece):
+        if piece.scale is not None:  # halves already, of which no row becomes larger: exact, but for the least of them
+            scale = (scale * piece.scale[:, 0]).clamp_max_(1.0).half()
         for part in piece.matrix.split(most, dim=1):
-            yield _aligned((part * scale[:, None]).half())
+            yield (part * scale[:, None]).half()
         return
     summed = cast("SumPiece", piece)
     n, outputs, out, positions = summed.gradients.shape
@@ -121,12 +130,16 @@ def _halves(piece: Piece, scale: Tensor, working_bytes: int, n_rows: int) -> Ite
         width = gradients.shape[2]
         if summed.weight is not None:
             entries = torch.bmm(gradients.view(n, outputs * width, positions), inputs)
-            yield _aligned(entries.view(n * outputs, width * fan_in))
+            yield entries.view(n * outputs, width * fan_in)
         if summed.bias is not None:
             entries = (summed.gradients[:, :, start : start + width].sum(3) * scale.view(n, outputs, 1)).half()
-            yield _aligned(entries.view(n * outputs, width))
+            yield entries.view(n * outputs, width)
 
 
-def _aligned(entries: Tensor) -> Tensor:  # (m, c) -> (m, aligned(c))
-    missing = aligned(entries.shape[1]) - entries.shape[1]
-    return torch.cat([entries, entries.new_zeros(len(entries), missing)], 1) if missing else entries
+def _joined(parts: list[Tensor]) -> Tensor:  # (m, c) -> (m, aligned)
+    """Return the columns of all parts side by side, with zeros up to a number of columns that is multiplied fast."""
+    n_columns = sum(part.shape[1] for part in parts)
+    missing = aligned(n_columns) - n_columns
+    if missing:
+        parts = [*parts, parts[0].new_zeros(len(parts[0]), missing)]
+    return torch.cat(parts, 1) if len(parts) > 1 else parts[0]
