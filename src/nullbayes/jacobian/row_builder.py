@@ -73,6 +73,8 @@ class RowBuilder:
         Estimated multiplications per example in a forward pass of the layers.
     example_bytes, example_pieces, compact_pieces
         Temporary memory per example while its rows are formed, and what is then held of them, as entries or compact.
+    pushed_bytes : int
+        Temporary memory per example and vector of a product in forward mode, which forms no rows.
     """
 
     @full_precision()
@@ -109,8 +111,10 @@ class RowBuilder:
         self.compact_pieces = [piece.outline(self.width) for piece in [*summed(smaller), *rest]]
         self.operations = self._count_operations(values, seen)
         self.example_bytes = self._count_bytes(seen, formed if self.layers else {}, len(y), times)
+        self.pushed_bytes = self._count_pushed_bytes(seen, values)
         if self.rest:
             self.example_bytes = max(self.example_bytes, self._count_plain_bytes(few, y))
+            self.pushed_bytes = 2 * self.example_bytes // self.width
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -282,6 +286,15 @@ class RowBuilder:
             numbers = max(numbers, left + patches + entries)
             left -= n_inputs + n_gradients
         return max(1, math.ceil(numbers * self.network.dtype.itemsize))
+
+    def _count_pushed_bytes(self, seen: Seen, values: Tensor) -> int:
+        """Estimate the temporary bytes per example and vector of forward mode: what goes into layers and comes out.
+
+        Most of it is freed on the way; what lies between the layers counts as twice what comes out of them.
+        """
+        n, outputs = values.shape
+        numbers = sum(inputs.numel() + 3 * gradients.numel() // outputs for inputs, gradients in seen.values())
+        return max(1, numbers * self.network.dtype.itemsize // n)
 
     def _count_plain_bytes(self, x: Any, y: Tensor) -> int:
         """Estimate the temporary bytes per example of a plain route.

@@ -251,8 +251,8 @@ class JacobianRows(Rows):
         return product_examples(self.device, n_vectors, self.working_bytes // self._pushed_bytes)
 
     def examples_within(self, n_vectors: int) -> int:
-        """Return how many examples, with ``n_vectors`` vectors each, fit in the working bytes of every process."""
-        return min(self.network.group.gather(max(1, self.working_bytes // self._pushed_bytes // n_vectors)))
+        """Return how many examples forward mode may take with ``n_vectors`` vectors each, in every process."""
+        return min(self.network.group.gather(max(1, self.working_bytes // self._layers.pushed_bytes // n_vectors)))
 
     def _chunks(self, n_vectors: int, first: int, last: int) -> Iterable[tuple[int, int]]:
         return self.examples.ranges(self.product_examples(n_vectors), first, last)
