@@ -39,7 +39,7 @@ def test_the_bytes_of_plain_rows_include_three_copies_and_the_graph(case: Model)
 def test_forward_mode_needs_memory_for_what_passes_through_layers_alone() -> None:
     """Not for rows: inputs of 5 and 7 numbers, outputs of 7 and 3, and twice as much between the layers."""
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
-    data = [(randn(4, 5), torch.tensor([0, 1, 2, 0]))]
+    data = [(randn(4, 5).float(), torch.tensor([0, 1, 2, 0]))]
     for kind in (nb.OutputJacobian, nb.LossJacobian):
         assert kind(model, data)._layers.pushed_bytes == 4 * (5 + 7 + 3 * (7 + 3))
 
