@@ -129,6 +129,7 @@ class PieceCosts(NamedTuple):
     product_flops: float  # per row and vector
     fixed_bytes: float = 0.0  # temporary bytes per row of a product, whatever it is multiplied with
     vector_bytes: float = 0.0  # temporary bytes per row and vector of a product
+    entry_flops: float = 0.0  # to compute the entries of a row from what is held
 
     def product_bytes(self, n_vectors: int) -> float:
         """Return the temporary bytes per row of a product with ``n_vectors`` vectors."""
@@ -176,6 +177,11 @@ class RowCosts:
     def product_flops(self) -> float:
         """Operations per row and vector of a product."""
         return sum(piece.product_flops for piece in self.pieces)
+
+    @property
+    def entry_flops(self) -> float:
+        """Operations per row to compute its entries from what is held."""
+        return sum(piece.entry_flops for piece in self.pieces)
 
     @property
     def device_bytes(self) -> int:

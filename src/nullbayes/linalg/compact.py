@@ -98,9 +98,9 @@ class SumPiece(Piece):
 
     def costs(self) -> PieceCosts:
         """Return the operations to compute the entries, shared by some vectors, and to multiply with them."""
-        positions = self.inputs.shape[1]
-        product = 2.0 * self._columns * (1.0 + positions / _VECTORS)
-        return PieceCosts(self._held_bytes(), 2.0 * self._columns, product, *self.product_bytes)
+        entries = 2.0 * self._columns * self.inputs.shape[1]
+        product = 2.0 * self._columns + entries / _VECTORS
+        return PieceCosts(self._held_bytes(), 2.0 * self._columns, product, *self.product_bytes, entries)
 
     @property
     def _columns(self) -> int:

@@ -29,7 +29,7 @@ from nullbayes.projectors.base import Projector
 from nullbayes.projectors.direct import Direct, ExactDual, ExactPrimal
 from nullbayes.projectors.krylov import Krylov, expected_sweeps
 from nullbayes.projectors.plan import Plan
-from nullbayes.projectors.sketched import Sketched, combinations
+from nullbayes.projectors.sketched import Sketched
 from nullbayes.projectors.sweep import gram_precision
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
@@ -38,8 +38,12 @@ _OUTPUTS, _MANY = 3, 5_000  # rows per example, and rows, from which a part of t
 _PRODUCTS = 3.0  # of halves for one of split numbers
 _SPLIT = 6.0  # seconds of products of split numbers over those of halves: three products, sums and copies
 _NARROW = 1.4  # `narrowness` of products with all rows in turn, without the solves of blocks in between
-_SKETCH_SWEEPS, _SKETCH_PRODUCTS = 36.0, 0.65  # to 1e-2 (LeNet, 2,000 images: 37); over products with all rows
+_SKETCH_SWEEPS, _SKETCH_PRODUCTS = 22.0, 0.65  # to 1e-2 with a share of 0.3; its products over those with all rows
 _SKETCH_RTOL = 5e-3  # the least tolerance that it was measured with
+_COMBINATIONS = (1, 2, 3, 5)  # of the rows of an example, to consider
+_ENTRIES_RATE = (
+    50.0  # products of halves over operations to compute entries from factors, for the tiles of a Gram matrix
+)
 _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # to consider
 
 
@@ -193,11 +197,19 @@ class _CostModel:
         fewer = self.n_columns < self.n_rows and costs.column_parts == 1
         if fewer and costs.storage not in ("matrix_free", "half", "factors"):
             plans.append(self._plan(self._primal()))
+        if self._can_sketch:
+            each, examples = costs.rows_per_example, -(-costs.n_rows // costs.rows_per_example)
+            counts = [n for n in _COMBINATIONS if 2 * n <= each and n * examples <= costs.n_columns]
+            plans += [self._plan(self._sketched(n)) for n in counts]
+        return plans
+
+    @property
+    def _can_sketch(self) -> bool:
+        """Whether a part of the rows may be a good preconditioner for all of them."""
+        costs = self.costs
         alone = costs.processes == costs.column_parts == 1 and costs.storage == "device" and costs.device.type == "cpu"
         many = costs.rows_per_example >= _OUTPUTS and _MANY <= costs.n_rows <= costs.n_columns
-        if alone and many and self.rtol >= _SKETCH_RTOL:
-            plans.append(self._plan(self._sketched()))
-        return plans
+        return alone and many and self.rtol >= _SKETCH_RTOL
 
     @property
     def n_rows(self) -> int:
@@ -301,18 +313,17 @@ class _CostModel:
             solve_seconds=max(4.0 * r * block * self.n_samples / factor_rate, 2.0 * factors / rates.bandwidth),
         )
 
-    def _sketched(self) -> _Method:
-        """Return conjugate gradients over all rows, preconditioned by a part of them."""
-        costs, rates, projector = self.costs, self.rates, Sketched(rtol=self.rtol)
-        count = combinations(projector.share, costs.rows_per_example)
+    def _sketched(self, count: int) -> _Method:
+        """Return conjugate gradients over all rows, preconditioned by ``count`` combinations of those per example."""
+        costs, rates, share = self.costs, self.rates, count / self.costs.rows_per_example
         size = -(-costs.n_rows // costs.rows_per_example) * count
         precision = gram_precision(costs.dtype, costs.device, size)
         rate = rates.double if precision == torch.float64 else rates.single
         prepare = size**2 * costs.gram_flops / 2 + size**3 / 3.0
-        solve, products = 2.0 * size**2 * self.n_samples, _SKETCH_PRODUCTS * self._products
-        held = costs.full_bytes * count // costs.rows_per_example + 4 * costs.n_rows * count
+        solve, products = 2.0 * size**2 * self.n_samples, _SKETCH_PRODUCTS * share / 0.3 * self._products
+        held = int(costs.full_bytes * share) + 4 * costs.n_rows * count
         return _Method(
-            projector=projector,
+            projector=Sketched(share, rtol=self.rtol),
             reason=f"{costs.n_rows:,} rows and {costs.n_columns:,} parameters are many for eigenvectors: conjugate "
             f"gradients over all rows, preconditioned by {size:,} combinations of them",
             block_rows=size,
@@ -320,7 +331,7 @@ class _CostModel:
             factoring_bytes=max(panel_bytes(size, precision, costs.device), held),
             prepare_flops=prepare,
             prepare_seconds=prepare / rate,
-            sweeps=_SKETCH_SWEEPS * (1e-2 / self.rtol) ** 0.75,
+            sweeps=_SKETCH_SWEEPS * (0.3 / share) ** 0.75 * (1e-2 / self.rtol) ** 0.8,
             solve_flops=solve + products,
             solve_seconds=2.0 * solve / rate + _NARROW * products / rates.single,
             narrowness=_NARROW,
@@ -331,8 +342,9 @@ class _CostModel:
         costs, rates, block = self.costs, self.rates, method.block_rows
         peak, working = self._bytes(method)
         sweep = max(method.narrowness * self._products / rates.single, 2.0 * costs.device_bytes / rates.bandwidth)
-        entries = float(costs.n_rows) * costs.n_columns
-        forming = entries / rates.formed + costs.forming_chunks(working) * rates.chunk
+        entries = float(costs.n_rows) * costs.n_columns  # of which factors have fewer, and are formed sooner
+        numbers = max(costs.full_bytes / costs.dtype.itemsize, entries / 4.0)
+        forming = numbers / rates.formed + costs.forming_chunks(working) * rates.chunk
         seconds = method.prepare_seconds + method.sweeps * method.solve_seconds + forming
         if costs.storage == "half":
             sweep *= 2.0
@@ -340,7 +352,8 @@ class _CostModel:
         elif costs.storage == "factors":
             sweep += 6.0 * costs.full_bytes / rates.bandwidth  # entries are written and read, for both products
             tiles = -(-block // compact_tile_rows(block, costs.device, working))
-            seconds += tiles * 3.0 * costs.full_bytes / rates.bandwidth  # and again for the tiles of a Gram matrix
+            again = (tiles + 1) * costs.n_rows * costs.entry_flops  # computed again for the tiles of a Gram matrix
+            seconds += again * _ENTRIES_RATE / rates.narrow - forming / 2  # which are not formed
         elif costs.storage == "host":
             sweep += costs.full_bytes / rates.transfer
         elif costs.storage == "recompute":

@@ -168,9 +168,8 @@ def _run(
     """Step until each sample meets its target, and return why it ended.
 
     The residual is recomputed from the rows after steps 1 to 5, then every time the steps have grown by a fifth, so
-    that measuring costs little; where the steps have a guess, of samples that seem to be finished, and else after steps
-    1, 2, 4, 8 and multiples of 16. The schedule is fixed and samples never mix: the result of a sample does not depend
-    on the others.
+    that measuring costs little; where the steps have a guess, of samples that seem to be finished, and else after
+    multiples of 16. The schedule is fixed and samples never mix: the result of a sample does not depend on the others.
 
     Ctrl-C ends the loop after the last finished step, whose residual is measured; a second one passes through. A
     measurement that was interrupted is repeated when the iteration is resumed.
@@ -203,8 +202,10 @@ def _check(
     k, active = loop.k, loop.active
     following = k + 1 if guessed is not None else max(k + 1, min(k + max(1, k // 5), max_sweeps))
     due = torch.ones_like(active, dtype=torch.bool)
-    if guessed is not None and k not in (1, 2, 4, 8, max_sweeps) and k % 16:
+    if guessed is not None and k != max_sweeps and k % 16:
         due = ~(guessed > target[active])  # NaN is measured, too
+        if callback is not None and not bool(due.any()):
+            callback(k, relative_residual(loop.norms.index_copy(0, active, guessed.to(loop.norms)), loop.reference))
     which = due.nonzero()[:, 0]
     if len(which):
         now, samples, going = loop.measure(rows, which), active[which], torch.ones_like(due)

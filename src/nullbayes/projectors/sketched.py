@@ -3,9 +3,17 @@ r"""Sketched: conjugate gradients on all rows, preconditioned by a few random co
 With :math:`\tilde A` the rows scaled to unit length, conjugate gradients on
 :math:`\tilde A^\top \tilde A x = \tilde A^\top \tilde A \varepsilon` minimize :math:`\|\tilde A (\varepsilon - x)\|`
 over their Krylov space, which is the residual itself. The preconditioner is :math:`M = B^\top B + \delta`, where the
-rows of :math:`B` are random combinations of those of :math:`\tilde A`: :math:`B^\top B` is proportional to
-:math:`\tilde A^\top \tilde A` in expectation, and its factor takes the cube of the share of the rows. Both
-:math:`M^{-1}` and :math:`\tilde A^\top \tilde A` map the row space to itself, so that no step touches the null space.
+rows of :math:`B = \Omega \tilde A` are random combinations of those of :math:`\tilde A`: :math:`B^\top B` is
+proportional to :math:`\tilde A^\top \tilde A` in expectation, and its factor takes the cube of the share of the rows.
+Both :math:`M^{-1}` and :math:`\tilde A^\top \tilde A` map the row space to itself, so that no step touches the null
+space.
+
+The first iterate is :math:`\delta M^{-1} \varepsilon`, the step of the combinations alone. It removes the directions in
+which the rows are longest; without it, the first gradients would consist of these, and rounding in them would be as
+large as the rest. It also makes the whole map symmetric: with :math:`H = \tilde A^\top \tilde A`, steps are polynomials
+in :math:`M^{-1} H`, and :math:`q(M^{-1} H) M^{-1} = M^{-1} q(H M^{-1})`.
+
+A step reads all rows once, for both products, so that rows which do not fit in memory are formed once per step.
 """
 
 from __future__ import annotations
@@ -22,13 +30,12 @@ from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.linalg.rows import Rows
 from nullbayes.linalg.spectral import CholeskyFactor, factor_shifted
 from nullbayes.projectors.iteration import Carry, Iterative, Step
-from nullbayes.projectors.stopping import check_least, check_noise, check_tolerance
+from nullbayes.projectors.stopping import check_least, check_tolerance
 from nullbayes.projectors.sweep import gram_precision
 
-_SHIFT = 10.0  # δ over the tolerance: measured on rows of image networks, half or twice as much costs a few sweeps
-_LEAST_SHIFT = 1e-2  # δ at least: a part of the rows tells no more of the directions that they hardly see
+_SHIFT = 1.0  # δ over the tolerance: less saves a few sweeps, and removes more of what the rows hardly see
+_LEAST_SHIFT = 1e-3  # δ at least: a part of the rows tells no more of the directions that they hardly see
 _RENEW_EVERY = 20  # steps after which the recurred gradient is replaced by the true one, because it drifts
-_CLEAN_STEPS = 4  # the gradient is long before, and so is its rounding
 _SEED = 0x736B65
 
 
@@ -38,40 +45,28 @@ class SketchState:
 
     rows: Rows
     scale: Tensor  # (R,)
-    weights: Tensor  # (n, c, O) of the combinations
+    weights: Tensor  # (n, c, O) of the combinations: Ω
     sketch: HeldBlock
     factor: CholeskyFactor
     precision: torch.dtype
 
-    def mv(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, R)
-        """Multiply with Ã."""
-        return self.rows.mv(vectors) * self.scale
-
-    def rmv(self, vectors: Tensor) -> Tensor:  # (S, R) -> (S, P)
-        """Multiply with the transpose of Ã."""
-        return self.rows.rmv(vectors * self.scale)
+    def normal(self, vectors: Tensor) -> tuple[Tensor, Tensor]:  # (S, P) -> (S, R), (S, P)
+        """Multiply with Ã, and the result with the transpose of Ã, in one pass over the rows."""
+        images, total = [], torch.zeros_like(vectors)
+        for where, block in self.rows.blocks(self.rows.rows_per_pass):
+            images.append(block.mv(vectors) * self.scale[where])
+            total += block.rmv(images[-1] * self.scale[where])
+        return torch.cat(images, dim=1), total
 
     def precondition(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
         """Multiply with δ M⁻¹, by Woodbury's identity."""
         return vectors - self.sketch.rmv(self.factor.solve(self.sketch.mv(vectors)))
 
-    def unprecondition(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
-        """Multiply with M / δ."""
-        scale = self.factor.scale.to(vectors.dtype)
-        return vectors + self.sketch.rmv(self.sketch.mv(vectors) * scale * scale) / self.factor.shift
-
-    def search(self, changes: Tensor, *, clean: bool) -> tuple[Tensor, Tensor]:  # (S, R) -> (S, P), (S, P)
-        """Return the gradient Ã⊤ρ of changes ρ = Ã v, and δ M⁻¹ of it, Ã⊤ρ - B⊤s with B = Ω Ã.
-
-        A difference leaves the rounding of the gradient in the null space, multiplied by 1/δ. The clean form is a
-        product with the rows, Ã⊤(ρ - Ω⊤s), which has no part there and takes a little longer.
-        """
-        gradient = self.rmv(changes)
-        solved = self.factor.solve(self.sketch.mv(gradient))
-        if not clean:
-            return gradient, gradient - self.sketch.rmv(solved)
-        spread = solved.view(len(changes), *self.weights.shape[:2]).transpose(0, 1) @ self.weights  # (n, S, O)
-        return gradient, self.rmv(changes - spread.transpose(0, 1).flatten(1))
+    def first(self, noise: Tensor) -> Tensor:  # (S, P) -> (S, P)
+        """Do the same by a product with the rows, which has no part in the null space."""
+        solved = self.factor.solve(self.sketch.mv(noise))
+        spread = solved.view(len(noise), *self.weights.shape[:2]).transpose(0, 1) @ self.weights  # (n, S, O)
+        return noise - self.rows.rmv(spread.transpose(0, 1).flatten(1) * self.scale)
 
 
 @dataclass(frozen=True)
@@ -140,9 +135,10 @@ class Sketched(Iterative):
         return SketchState(rows, scale, weights, sketch, factor, precision)
 
     def _start(self, state: SketchState, noise: Tensor) -> Carry:
-        changes = state.mv(noise)
-        gradient, search = state.search(changes, clean=True)
-        return noise, search, changes, (gradient * search).sum(1)
+        first = state.first(noise)
+        changes, gradient = state.normal(first)
+        search = state.precondition(gradient)
+        return first, search, changes, gradient, (gradient * search).sum(1)
 
     def _step(self, state: SketchState) -> Step:
         return _conjugate_gradients(state)
@@ -151,13 +147,6 @@ class Sketched(Iterative):
         """Return the length of the recurred changes, of rows with their own lengths."""
         changes = torch.where(state.scale > 0, carry[2] / state.scale, 0.0)
         return changes.double().square().sum(1).sqrt()
-
-    def apply_transposed(self, state: SketchState, vectors: Tensor, sweeps: int) -> Tensor:
-        """Take the steps in the order M p(M⁻¹H) M⁻¹ of the transposed polynomial p(M⁻¹H), which is not symmetric."""
-        carry, step = self._start(state, state.precondition(check_noise(state.rows, vectors))), self._step(state)
-        for k in range(sweeps):
-            carry = step(carry, k + 1)
-        return state.unprecondition(carry[0])
 
 
 def combinations(share: float, rows_per_example: int) -> int:
@@ -170,7 +159,7 @@ def combine(rows: Rows, count: int, scale: Tensor) -> tuple[Tensor, HeldBlock]: 
     each, generator = rows.rows_per_example, torch.Generator(device="cpu").manual_seed(_SEED)
     drawn = torch.randn(rows.n_rows // each, each, count, generator=generator, dtype=torch.float64, device="cpu")
     weights = torch.linalg.qr(drawn)[0].mT.to(rows.device, rows.dtype)
-    parts: list[list[Piece]] = []
+    pieces: list[Piece] = []
     for where, block in rows.blocks(rows.rows_per_pass):
         here = slice(where.start // each, where.stop // each)
         scaled = weights[here] * scale[where].view(-1, 1, each)
@@ -181,11 +170,9 @@ def combine(rows: Rows, count: int, scale: Tensor) -> tuple[Tensor, HeldBlock]: 
                 part.append(DensePiece(combined.flatten(0, 1), column))
             else:
                 part.append(OuterPiece(activations.to(scaled.dtype), combined, column, None))
-        parts.append(part)
-    pieces = [
-        same[0].of(tuple(torch.cat(tensors) for tensors in zip(*(p.tensors() for p in same), strict=True)))
-        for same in zip(*parts, strict=True)
-    ]
+        pieces = pieces or [piece.allocate(len(weights) * count, rows.device) for piece in part]
+        for whole, piece in zip(pieces, part, strict=True):
+            whole.take(slice(here.start * count, here.stop * count)).fill(piece)
     held = HeldRows(pieces, n_rows=len(weights) * count, n_columns=rows.n_columns, like=weights, rows_per_example=count)
     held.working_bytes = rows.working_bytes
     return weights, held.block(0, held.n_rows)
@@ -194,8 +181,8 @@ def combine(rows: Rows, count: int, scale: Tensor) -> tuple[Tensor, HeldBlock]: 
 def _conjugate_gradients(state: SketchState) -> Step:
     """Return a step of preconditioned conjugate gradients.
 
-    The carry consists of the iterate v, the search direction, Ã v, and the squared length of the gradient in the norm
-    of δ M⁻¹.
+    The carry consists of the iterate v, the search direction, Ã v, the gradient Ã⊤Ã v, and the squared length of the
+    gradient in the norm of δ M⁻¹.
     """
     tiny, floor = torch.finfo(state.rows.dtype).tiny, torch.finfo(state.rows.dtype).eps ** 2
 
@@ -203,17 +190,21 @@ def _conjugate_gradients(state: SketchState) -> Step:
         return (a * b).sum(1)
 
     def step(carry: Carry, k: int) -> Carry:
-        v, search, changes, energy = carry
-        image = state.mv(search)
+        v, search, changes, gradient, energy = carry
+        image, pulled = state.normal(search)
         curvature = dot(image, image)
         # once the changes are all rounding, a step would follow it: the iterate stays
         useful = (curvature > 0) & (dot(changes, changes) > floor * dot(v, v))
         length = torch.where(useful, dot(changes, image) / curvature.clamp_min(tiny), 0.0)[:, None]
         v = torch.addcmul(v, length, search, value=-1.0)
-        changes = torch.addcmul(changes, length, image, value=-1.0) if k % _RENEW_EVERY else state.mv(v)
-        gradient, preconditioned = state.search(changes, clean=k <= _CLEAN_STEPS)
+        if k % _RENEW_EVERY:
+            changes = torch.addcmul(changes, length, image, value=-1.0)
+            gradient = torch.addcmul(gradient, length, pulled, value=-1.0)
+        else:
+            changes, gradient = state.normal(v)
+        preconditioned = state.precondition(gradient)
         after = dot(gradient, preconditioned)
         weight = torch.where(useful, after / energy.clamp_min(tiny), 0.0)[:, None]
-        return v, torch.addcmul(preconditioned, weight, search), changes, after
+        return v, torch.addcmul(preconditioned, weight, search), changes, gradient, after
 
     return step
