@@ -46,6 +46,16 @@ def test_rows_too_long_or_short_for_halves_are_scaled(kind: str, size: float) ->
     assert_same(found)
 
 
+@pytest.mark.parametrize(
+    ("most", "each", "step"),
+    [(16384, 10, 16360), (16384, 1, 16384), (100, 3, 96), (20, 3, 18), (39, 10, 30), (1, 3, 3)],
+)
+def test_tiles_have_whole_examples_and_a_number_of_rows_that_is_multiplied_fast(
+    most: int, each: int, step: int
+) -> None:
+    assert halves_gram._tile_size(most, each) == step
+
+
 def written_out(*pieces: Piece) -> Layout:
     entries = torch.zeros(16, 20)
     for piece in pieces:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 LONGEST = 4096  # terms of a sum that are not rounded to nearest
-_ALIGNED = 8  # halves: products are three times as fast where rows of a matrix begin at multiples of 16 bytes
+_ALIGNED = 8  # halves: products are two to three times as fast where both sides of a matrix are multiples of 16 bytes
 
 
 def aligned(size: int) -> int:

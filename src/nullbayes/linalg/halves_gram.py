@@ -8,6 +8,7 @@ pieces also lets a tile of the matrix be summed in its place: pieces with few co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -41,7 +42,7 @@ def gram_by_halves(pieces: Sequence[Piece], n_rows: int, rows_per_example: int, 
     scale = _power_of_two(bounds.amax(0)).reciprocal().mul_(_LARGEST)  # (m,)
     result = torch.zeros(n_rows, n_rows, dtype=torch.float32, device=device)
     most = min(compact_tile_rows(n_rows, device, working_bytes), working_bytes // (8 * _input_numbers(halved)))
-    step = max(1, most // rows_per_example) * rows_per_example
+    step = _tile_size(most, rows_per_example)
     for i in range(0, n_rows, step):
         rows = slice(i, min(n_rows, i + step))
         for j in range(0, i + 1, step):
@@ -57,6 +58,13 @@ def gram_by_halves(pieces: Sequence[Piece], n_rows: int, rows_per_example: int, 
             if i != j:
                 result[columns, rows] = tile.T
     return result
+
+
+def _tile_size(most: int, rows_per_example: int) -> int:
+    """Return at most so many rows, of whole examples, and of a number that is multiplied fast, if there is room."""
+    fast = math.lcm(rows_per_example, aligned(1))
+    unit = fast if fast <= most else rows_per_example
+    return max(1, most // unit) * unit
 
 
 def _input_numbers(pieces: Sequence[Piece]) -> int:
