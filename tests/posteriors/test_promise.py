@@ -268,7 +268,7 @@ def test_a_variance_made_negligible_by_the_promise_causes_a_warning() -> None:
 def test_a_broken_promise_causes_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (rule, fitting):
         monkeypatch.setattr(module, "least_precision", lambda found: (1e-6, "nll"))
-    monkeypatch.setattr(nb.posteriors.measured.priors, "closed_form", lambda *_: 1e-6)
+    monkeypatch.setattr(nb.posteriors.measured, "closed_form", lambda *_: 1e-6)
     with pytest.warns(UnderfitWarning, match="does not keep its promise"):
         fit(nb.LossProjectedPosterior, CLASSIFICATION, 10)
 

@@ -180,6 +180,11 @@ def _load_forward_mode() -> None:
 # --- checked products -------------------------------------------------------------------------------------------------
 
 
+def centred(changes: Tensor) -> Tensor:  # (S, ...)
+    """Subtract the mean over the samples, which is Monte Carlo error if the expectation is zero."""
+    return changes - changes.mean(0)
+
+
 @full_precision()
 def compare_modes(
     network: Network, function: RowFunction, x: Any, y: Tensor, block: HeldBlock, *, needed: bool

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.products import linearized
+from nullbayes.jacobian.products import centred, linearized
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.likelihoods import Likelihood
 from nullbayes.posteriors.header import Amount, Count
-from nullbayes.predictive import centred
 
 NATS = 3e-3  # by which the negative log-likelihood of a target may rise
 POINTS = 1e-3  # by which the share of right answers may fall
