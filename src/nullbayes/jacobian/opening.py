@@ -19,14 +19,14 @@ from torch.nn.functional import cross_entropy
 
 from nullbayes.distributed import Group
 from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, warn
-from nullbayes.jacobian.autograd import ordinary, recording
-from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves, signed
+from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves, ordinary, signed
 from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.guesses import Guesses
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, resolve
 from nullbayes.limits import is_out_of_memory
+from nullbayes.precision import recording
 
 _EXAMPLES_AT_A_TIME = {"cpu": 64, "cuda": 1024}
 _NUMBERS_KEPT = 2**21  # outputs that wait to be added up: a sum over many small batches takes longer than one over all

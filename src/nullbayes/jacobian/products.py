@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.autograd import RowFunction
 from nullbayes.jacobian.batches import leaves, n_examples, take_examples
 from nullbayes.jacobian.checks import check_rows, seem_finite
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.few import form_few
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.network import Network, RowFunction
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.limits import is_out_of_memory
 from nullbayes.linalg.held import HeldBlock

@@ -16,16 +16,15 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.autograd import RowFunction, ordinary, recording
-from nullbayes.jacobian.batches import as_batch, example_dims, map_leaves, take_examples
+from nullbayes.jacobian.batches import as_batch, example_dims, map_leaves, ordinary, take_examples
 from nullbayes.jacobian.checks import CHUNK_TOLERANCE, COUPLED, AutogradReference
 from nullbayes.jacobian.layer_rules import Layer, summed
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.network import Network, RowFunction
 from nullbayes.jacobian.routes import Attempts, ByLayers, ByVmap, FormedRows, OneByOne, Range, Seen
 from nullbayes.limits import limits
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
-from nullbayes.precision import full_precision
+from nullbayes.precision import full_precision, recording
 
 _CHECKED_EXAMPLES = 3
 _COMPARED_OUTPUTS = 16  # more outputs are combined into so many before rows are compared for the first time

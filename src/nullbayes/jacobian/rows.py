@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.jacobian.autograd import RowFunction
 from nullbayes.jacobian.checks import check_rows
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.network import Network, RowFunction
 from nullbayes.jacobian.products import compare_modes, product_examples, pull_range, push_range
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.likelihoods import Likelihood
