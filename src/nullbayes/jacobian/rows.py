@@ -164,6 +164,12 @@ class JacobianRows(Rows):
         other._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
         return other
 
+    def within(self, working_bytes: int) -> JacobianRows:
+        """Return the same rows, which work within so much memory."""
+        other = copy.copy(self)
+        other.working_bytes = working_bytes
+        return other
+
     def costs(self, storage: Storage = "device") -> RowCosts:
         """Return what the rows cost where they are stored that way; of several processes, in the one that has most."""
         outlines, n = self._layers.example_pieces, self.examples.n_most

@@ -7,28 +7,28 @@ The functions take and return values. What a fit builds on the training data is 
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nullbayes.distributed import Shared
 from nullbayes.errors import ConvergenceWarning, SettingsError
-from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.posteriors.arguments import Base, Noise, draw_seed
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.measure import Prepared as Prepared
 from nullbayes.posteriors.measure import measure
 from nullbayes.posteriors.measured import Measured, merged, timed
-from nullbayes.posteriors.parallel import slowest
-from nullbayes.posteriors.plan import FitPlan, FitRequest, make_plan, within_memory
+from nullbayes.posteriors.parallel import divided, own_data, project_some, refuse_divided
+from nullbayes.posteriors.plan import FitPlan, FitRequest, RowSource, make_plan, within_memory
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
-from nullbayes.posteriors.shared_samples import project_some
-from nullbayes.projectors import Outcome, Projection
+from nullbayes.posteriors.sigma import with_estimate
+from nullbayes.projectors import Outcome, Projection, Projector
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,38 @@ def fit(
         return within_memory(request, plan, work)
 
 
+def own_source(source: RowSource, shared: Shared, checkpoint: object = None) -> RowSource:
+    """Return the same with the network of all parameters, or of those of this process if parameters are shared."""
+    whole = source.network.whole
+    network = divided(whole, shared.group) if shared.what == "parameters" else whole
+    if checkpoint is not None:
+        refuse_divided(network)
+    return replace(source, network=network)
+
+
+def open_data(
+    source: RowSource,
+    data: Any,
+    shared: Shared,
+    n_samples: int,
+    projector: str | Projector,
+    tolerance: float,
+    memory_limit: int | str | None,
+    *,
+    tuned: bool = False,
+) -> FitRequest:
+    """Open the training data of a fit, or this process's part of them, and ask for samples.
+
+    The noise of a regression is estimated where it was not given, without a warning if it is ``tuned`` afterwards.
+    """
+    own = data if shared.group.size == 1 else own_data(source, data, shared)
+    rows = source.rows(own)
+    if rows.likelihood.name == "regression":
+        rows = with_estimate(source, rows, tuned=tuned)
+    samples = shared.group if shared.what == "samples" else None
+    return FitRequest(rows, n_samples, projector, tolerance, memory_limit, samples)
+
+
 def begin(request: FitRequest, base: Base | None, seed: int | None, store: Checkpoint | None) -> tuple[Noise, FitPlan]:
     """Return the noise and the plan of a fit: those of its checkpoint, if there is one, or new ones."""
     stored = None if store is None else store.stored(request, seed)
@@ -117,7 +149,7 @@ def _trial_directions(request: FitRequest, inside: Sequence[int], noise: Noise) 
     drawn = noise.draw(rows.network, 0, asked.n_samples)[: asked.n_samples]
 
     def work(plan: FitPlan) -> Tensor:
-        state = plan.projector.prepare(_within(asked.rows, plan).stored(plan.storage))
+        state = plan.projector.prepare(asked.rows.within(plan.working_bytes).stored(plan.storage))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a residual only adds to the variance
             projection = plan.projector.apply(state, drawn)
@@ -138,19 +170,12 @@ def _trial_plan(request: FitRequest, n_samples: int) -> tuple[FitRequest, FitPla
 
 def build(request: FitRequest, plan: FitPlan, meter: Meter) -> Prepared:
     """Build rows and projector by a plan."""
-    jacobian = _within(request.rows, plan)
+    jacobian = request.rows.within(plan.working_bytes)
     with meter.phase("rows"):
         rows = jacobian.stored(plan.storage)
     with meter.phase("factors"):
         state = plan.projector.prepare(rows)
     return Prepared(request, plan, jacobian, rows, state)
-
-
-def _within(rows: JacobianRows, plan: FitPlan) -> JacobianRows:
-    """Return a copy of rows that works within the memory of a plan; another plan starts from the original."""
-    jacobian = copy.copy(rows)
-    jacobian.working_bytes = plan.working_bytes
-    return jacobian
 
 
 def project(prepared: Prepared, noise: Tensor, bar: Progress, store: Checkpoint | None) -> Projection:  # (S, P)
@@ -195,6 +220,6 @@ def draw(
             closed = measured.precision("optimal", prepared.jacobian.network.whole.theta)
             kept = inspected(measured.promise, prepared.jacobian, directions, closed, noise.seed)
             measured = replace(measured, promise=kept)
-    measured = timed(measured, *slowest(prepared.request.group, meter))
+    measured = timed(measured, *meter.slowest(prepared.request.group))
     measured = agreed(prepared, measured)
     return Fitted(directions, measured, projection.info.outcome is Outcome.INTERRUPTED)
