@@ -79,7 +79,7 @@ def open_data(
     network.input_signature = signed(described(few), examples.columns)  # once the network takes them
     check_examples(network, few)
     check_derivatives(network, few)
-    chosen, sums = resolve(likelihood), None
+    chosen, sums = likelihood if isinstance(likelihood, Likelihood) else resolve(likelihood), None
     for start, stop in examples.ranges(_EXAMPLES_AT_A_TIME.get(network.device.type, 64)):
         x, y = examples.read(start, stop)
         outputs = network.outputs(x)

@@ -106,6 +106,12 @@ class SamplePosterior(ABC):
 
     sample, sampled_parameters = predictions.sample, predictions.sampled_parameters
 
+    def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
+        """Return the tensors of the model that sample ``i`` replaces."""
+        network = self._network
+        deviation = network.all_columns(self.directions[i]) / self.prior_precision**0.5
+        return network.whole.unflatten(network.whole.theta + deviation)
+
     # --- predictions --------------------------------------------------------------------------------------------------
 
     predict, _predict = predictions.predict, predictions.predict_outputs

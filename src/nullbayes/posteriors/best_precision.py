@@ -23,7 +23,7 @@ from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors.checking import counted_outputs
 from nullbayes.posteriors.measured import closed_form
-from nullbayes.posteriors.promise import Answers
+from nullbayes.posteriors.promise import ScaledPredictions
 from nullbayes.precision import full_precision
 
 METHODS = ("nll", "grid", "marglik", "closed_form")
@@ -97,10 +97,10 @@ def check_method(loader: Any, method: str) -> str:
     return method
 
 
-def answers_on(likelihood: Likelihood, outputs: Tensor, changes: Tensor, targets: Tensor) -> Answers:
+def answers_on(likelihood: Likelihood, outputs: Tensor, changes: Tensor, targets: Tensor) -> ScaledPredictions:
     """Return predictions on held-out data at any precision; refuse data of which every target is ignored."""
     counted_outputs(likelihood, outputs, targets)
-    return Answers(likelihood, outputs, changes, targets)
+    return ScaledPredictions(likelihood, outputs, changes, targets)
 
 
 def best_of_grid(objective: Callable[[float], float]) -> float:

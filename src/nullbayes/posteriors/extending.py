@@ -70,7 +70,7 @@ def extend(self: P, n_samples: int, *, progress: bool = True) -> P:
     return self
 
 
-def _draw_more(posterior: Any, request: FitRequest, plan: FitPlan, n: int, bar: Progress, note: str) -> fitting.Fitted:
+def _draw_more(posterior: Any, request: FitRequest, plan: FitPlan, n: int, bar: Progress, note: str) -> fitting.Samples:
     """Draw ``n`` more samples by a plan, and hold them."""
     measured, meter = posterior._need_measured(), Meter(posterior._network.device, bar.phase)
     if posterior._prepared is None or posterior._prepared.plan.key != plan.key:
@@ -78,7 +78,7 @@ def _draw_more(posterior: Any, request: FitRequest, plan: FitPlan, n: int, bar: 
         posterior._prepared = fitting.build(request, plan, meter)
         route = posterior._prepared.jacobian.route
         measured = replace(measured, projector=type(plan.projector).__name__, reason=plan.reason, route=route)
-    before, noise = fitting.Fitted(posterior.directions, measured), Noise(posterior._base, measured.seed)
+    before, noise = fitting.Samples(posterior.directions, measured), Noise(posterior._base, measured.seed)
     fitted = fitting.draw(posterior._prepared, noise, n, bar, meter, before=before, note=note)
     posterior._take(fitted)
     return fitted

@@ -32,7 +32,7 @@ from nullbayes.projectors import Outcome, Projection, Projector
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Samples:
     """The directions (S, P) of all samples, what was measured on them, and whether the user stopped the last ones."""
 
     directions: Tensor
@@ -49,7 +49,7 @@ def fit(
     *,
     show: bool,
     trial: bool,
-) -> tuple[Prepared, Fitted]:
+) -> tuple[Prepared, Samples]:
     """Fit a posterior: open the data and ask for a fit to their rows, plan it, and draw samples.
 
     ``base`` and ``generator`` give the noise, and ``checkpoint`` is the file from which a killed fit continues. A
@@ -67,7 +67,7 @@ def fit(
             with meter.phase("trial"):
                 promise = run_trial(request, noise)
 
-        def work(plan: FitPlan) -> tuple[Prepared, Fitted]:
+        def work(plan: FitPlan) -> tuple[Prepared, Samples]:
             if store is not None:
                 store.follow(plan)
             prepared = build(request, plan, meter)
@@ -198,11 +198,11 @@ def draw(
     bar: Progress,
     meter: Meter,
     *,
-    before: Fitted | None = None,
+    before: Samples | None = None,
     promise: Promise | None = None,
     store: Checkpoint | None = None,
     note: str = "",
-) -> Fitted:
+) -> Samples:
     """Draw samples and measure them, together with those ``before`` them."""
     start = 0 if before is None else len(before.directions)
     drawn = noise.draw(prepared.jacobian.network, start, n_samples)
@@ -222,4 +222,4 @@ def draw(
             measured = replace(measured, promise=kept)
     measured = timed(measured, *meter.slowest(prepared.request.group))
     measured = agreed(prepared, measured)
-    return Fitted(directions, measured, projection.info.outcome is Outcome.INTERRUPTED)
+    return Samples(directions, measured, projection.info.outcome is Outcome.INTERRUPTED)

@@ -142,7 +142,7 @@ class NullSpacePosterior(SamplePosterior):
     def _source(self) -> RowSource:
         return RowSource(self._row_kind, self._network, self._asked, self._batch_fn, self._row_options)
 
-    def _take(self, fitted: fitting.Fitted) -> None:
+    def _take(self, fitted: fitting.Samples) -> None:
         """Hold the samples of a fit, and what was measured on them."""
         self._directions, self._measured, self._exact = fitted.directions, fitted.measured, None
         if isinstance(self._precision_rule, str):

@@ -140,10 +140,8 @@ def sampled_parameters(self: Any, i: int) -> Iterator[nn.Module]:
     if not -self.n_samples <= whole(i, "i") < self.n_samples:
         msg = f"There is no sample {i}: there are {self.n_samples}."
         raise SettingsError(msg)
-    network = self._network
-    network.check_unchanged()
-    deviation = network.all_columns(self.directions[i]) / self.prior_precision**0.5
-    model, values = network.model, network.whole.unflatten(network.whole.theta + deviation)
+    self._network.check_unchanged()
+    model, values = self._network.model, self._sampled_tensors(i)
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     trained = {name: named[name].data for name in values}
     try:

@@ -15,7 +15,7 @@ from nullbayes.errors import warn
 from nullbayes.likelihoods import Regression
 from nullbayes.posteriors.best_precision import CONFIDENT, answers_on, golden_section
 from nullbayes.posteriors.best_precision import optimize_prior_precision as optimize_prior_precision
-from nullbayes.posteriors.promise import Answers
+from nullbayes.posteriors.promise import ScaledPredictions
 from nullbayes.precision import full_precision
 
 _INDIFFERENT, _HARMLESS = 1e-5, 1e-3  # nats of held-out likelihood: of the mean, and with its error added
@@ -70,7 +70,7 @@ def noted(posterior: Any, pieces: Iterable[Any], purpose: str) -> Iterator[Any]:
         posterior._familiar = replace(posterior._familiar, tuned=torch.cat(sums))
 
 
-def tuned(found: Answers) -> tuple[float, float]:
+def tuned(found: ScaledPredictions) -> tuple[float, float]:
     """Return the precision and the temperature of :func:`best_scale`; warn where the data do not determine them."""
     alpha, temperature = best_scale(found)
     bounded = found.likelihood.has_probabilities
@@ -98,7 +98,7 @@ def tuned(found: Answers) -> tuple[float, float]:
     return alpha, temperature
 
 
-def _uncertainty(found: Answers, alpha: float, temperature: float) -> float:
+def _uncertainty(found: ScaledPredictions, alpha: float, temperature: float) -> float:
     """Return the factor that two standard errors of a temperature are, where examples are few; 1 where they are not.
 
     Slope and curvature of the likelihood of each example give the error. Where examples are many and the curvature is
@@ -114,7 +114,7 @@ def _uncertainty(found: Answers, alpha: float, temperature: float) -> float:
     return math.exp(min(2.0 * float(slope.std()) / bend / math.sqrt(len(slope)), 700.0))
 
 
-def best_scale(found: Answers) -> tuple[float, float]:
+def best_scale(found: ScaledPredictions) -> tuple[float, float]:
     """Return the precision and the temperature that suit held-out data best together.
 
     An infinite precision is temperature scaling. A finite precision with a temperature of its own is used where it is
