@@ -186,11 +186,6 @@ def project(prepared: Prepared, noise: Tensor, bar: Progress, store: Checkpoint 
     return projector.apply(prepared.state, noise, callback=bar.sweeps(projector.rtol), store=store)
 
 
-def agreed(prepared: Prepared, measured: Measured) -> Measured:
-    """Return what the first process has measured, where processes divide the parameters and predict together."""
-    return prepared.jacobian.network.group.first(lambda: measured)
-
-
 def draw(
     prepared: Prepared,
     noise: Noise,
@@ -221,5 +216,5 @@ def draw(
             kept = inspected(measured.promise, prepared.jacobian, directions, closed, noise.seed)
             measured = replace(measured, promise=kept)
     measured = timed(measured, *meter.slowest(prepared.request.group))
-    measured = agreed(prepared, measured)
+    measured = prepared.jacobian.network.group.first(lambda: measured)  # where processes predict together
     return Samples(directions, measured, projection.info.outcome is Outcome.INTERRUPTED)
