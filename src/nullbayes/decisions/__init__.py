@@ -5,6 +5,7 @@
 ``words``       those with other lines of a table of embeddings
 ``weights``     learns which statistics tell familiar inputs from strange ones
 ``conformal``   p-values and quantiles that hold for every distribution
+``posterior``   what decisions ask of a posterior
 ``calibration`` what `calibrate` finds, as one value
 ``deciding``    the methods of a posterior: calibrate, p_value, is_ood, predict_set, predict_interval
 """

@@ -85,6 +85,10 @@ class SamplePosterior(ABC):
             raise NotFittedError(msg)
         return self._directions
 
+    def _need_samples(self) -> None:
+        """Refuse to predict without samples."""
+        self._check_fitted()
+
     @property
     def n_samples(self) -> int:
         """The number of samples."""
