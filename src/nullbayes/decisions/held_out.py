@@ -24,7 +24,7 @@ from nullbayes.jacobian.batches import (
     n_examples,
     take_examples,
 )
-from nullbayes.jacobian.guesses import Guesses
+from nullbayes.jacobian.opening import Guesses
 from nullbayes.jacobian.tables import Lookup, find_lookups, takes
 from nullbayes.metrics import auroc
 from nullbayes.predictive import SCORES, Mask, Prediction, scores_of, stream
