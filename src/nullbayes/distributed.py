@@ -335,22 +335,6 @@ def resolve(parallel: str | None) -> Group:
     return _everyone(3600.0 * _HOURS)
 
 
-@dataclass(frozen=True)
-class Shared:
-    """What the processes of a fit share: the training data, the samples, the parameters, or nothing."""
-
-    what: str | None
-    group: Group
-
-
-@contextlib.contextmanager
-def sharing(parallel: str | None) -> Iterator[Shared]:
-    """Join the processes of a call with ``parallel=...``: all of them fail if one does, and the first speaks."""
-    group = resolve(parallel)
-    with group.one_voice():
-        yield Shared(parallel, group)
-
-
 def _leave(channel: Any = None) -> None:
     """Close a process group before the interpreter ends: gloo's threads abort a process that still has one."""
     _groups.clear()

@@ -279,11 +279,6 @@ class Baseline(SamplePosterior):
         ]
         return self._network.as_returned(torch.cat(parts))
 
-    def sample(self, n: int | None = None) -> dict[str, Tensor]:
-        """Return the parameters of the first ``n`` samples by name, stacked: (n, *shape) each."""
-        self._need_samples()
-        return self._network.unflatten(self._network.theta + self._deviations(n, least=1))
-
     def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
         flat = self._network.theta + self.directions[i] / self.prior_precision**0.5
         return self._method.sampled(self._need_fit().state, self._network, i, flat)

@@ -10,14 +10,13 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from nullbayes.distributed import sharing
 from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.limits import OutOfMemory
 from nullbayes.posteriors import fitting
 from nullbayes.posteriors.arguments import Noise, whole
 from nullbayes.posteriors.measured import Measured
-from nullbayes.posteriors.plan import FitPlan, FitRequest, make_plan, shrink, within_memory
+from nullbayes.posteriors.plan import FitPlan, FitRequest, make_plan, sharing, shrink, within_memory
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.projectors import Projector
 
@@ -138,7 +137,7 @@ def prepare(
         if posterior._network.division is not None and network.division is None:
             msg = 'The processes divide the parameters of this posterior: prepare(..., parallel="parameters").'
             raise SettingsError(msg)
-        asked = fitting.open_data(source, data, shared, n, projector, rtol, memory_limit)
+        asked = fitting.make_request(source, data, shared, n, projector, rtol, memory_limit)
         check_same_data(asked.rows, measured)
         if posterior._network.division is None and network.division is not None:
             posterior._directions = network.own_columns(posterior.directions).clone()

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nullbayes.distributed import Shared
 from nullbayes.errors import ConvergenceWarning, SettingsError
 from nullbayes.posteriors.arguments import Base, Noise, draw_seed
 from nullbayes.posteriors.checkpoint import Checkpoint
@@ -24,7 +23,7 @@ from nullbayes.posteriors.measure import Prepared as Prepared
 from nullbayes.posteriors.measure import measure
 from nullbayes.posteriors.measured import Measured, merged, timed
 from nullbayes.posteriors.parallel import divided, own_data, project_some, refuse_divided
-from nullbayes.posteriors.plan import FitPlan, FitRequest, RowSource, make_plan, within_memory
+from nullbayes.posteriors.plan import FitPlan, FitRequest, RowSource, Shared, make_plan, within_memory
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
 from nullbayes.posteriors.sigma import with_estimate
@@ -85,7 +84,7 @@ def own_source(source: RowSource, shared: Shared, checkpoint: object = None) -> 
     return replace(source, network=network)
 
 
-def open_data(
+def make_request(
     source: RowSource,
     data: Any,
     shared: Shared,

@@ -11,13 +11,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from nullbayes.distributed import sharing
 from nullbayes.errors import FileError, NotFittedError
 from nullbayes.posteriors import extending, fitting, variances
 from nullbayes.posteriors.arguments import Base, data_and_count, lost
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.measured import REPORT, Measured, from_header
-from nullbayes.posteriors.plan import RowSource
+from nullbayes.posteriors.plan import RowSource, sharing
 from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.precision import full_precision
 from nullbayes.projectors import Projector
@@ -120,7 +119,7 @@ class NullSpacePosterior(SamplePosterior):
             source = fitting.own_source(self._source, shared, checkpoint)
             self._network = source.network
             self._prepared, fitted = fitting.fit(
-                lambda: fitting.open_data(
+                lambda: fitting.make_request(
                     source, data, shared, n_samples, projector, rtol, memory_limit, tuned=held_out is not None
                 ),
                 self._network.device,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nullbayes.distributed import Group, Shared
+from nullbayes.distributed import Group
 from nullbayes.errors import DistributedError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.division import divide
@@ -18,7 +18,7 @@ from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.sharding import Shard
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.measure import Prepared
-from nullbayes.posteriors.plan import RowSource
+from nullbayes.posteriors.plan import RowSource, Shared
 from nullbayes.posteriors.progress import Progress
 from nullbayes.projectors import Info, Outcome, Projection
 from nullbayes.projectors.stopping import mean_and_error

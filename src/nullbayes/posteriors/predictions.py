@@ -107,6 +107,7 @@ def sample(self: Any, n: int | None = None) -> dict[str, Tensor]:
     >>> posterior.sample(3)["weight"].shape
     torch.Size([3, 1, 4])
     """
+    self._need_samples()
     network = self._network
     deviations = network.all_columns(self._deviations(n, least=1))
     return network.whole.unflatten(network.whole.theta + deviations)  # type: ignore[no-any-return]
