@@ -20,13 +20,16 @@ class Scores(Protocol):
     """Which scores there are: those of predictions, that of membership, and the one to calibrate by default."""
 
     @property
-    def kinds(self) -> tuple[str, ...]: ...  # noqa: D102 - as in Scoring
+    def kinds(self) -> tuple[str, ...]:
+        """The scores of predictions."""
 
     @property
-    def membership(self) -> str | None: ...  # noqa: D102
+    def membership(self) -> str | None:
+        """The score that says how far an input is from the training data."""
 
     @property
-    def calibrated(self) -> str: ...  # noqa: D102
+    def calibrated(self) -> str:
+        """The score that is calibrated by default."""
 
 
 class Posterior(Protocol):
@@ -39,16 +42,20 @@ class Posterior(Protocol):
     _calibration: Calibration | None
 
     @property
-    def likelihood(self) -> Likelihood: ...  # noqa: D102 - as in SamplePosterior
+    def likelihood(self) -> Likelihood:
+        """What the outputs mean."""
 
     @property
-    def n_samples(self) -> int: ...  # noqa: D102
+    def n_samples(self) -> int:
+        """The number of samples; 0 for a method that is only a score."""
 
     @property
-    def prior_precision(self) -> float: ...  # noqa: D102
+    def prior_precision(self) -> float:
+        """The precision in use."""
 
     @property
-    def temperature(self) -> float: ...  # noqa: D102
+    def temperature(self) -> float:
+        """The temperature in use."""
 
     @property
     def _scoring(self) -> Scores: ...
@@ -63,7 +70,8 @@ class Posterior(Protocol):
 
     def _scored(self, prediction: Prediction, kind: str, per: str, mask: Mask) -> Tensor: ...
 
-    def ood_score(self, x: Any, kind: str | None = None, *, per: str = "input", mask: Mask = None) -> Tensor: ...  # noqa: D102
+    def ood_score(self, x: Any, kind: str | None = None, *, per: str = "input", mask: Mask = None) -> Tensor:
+        """Return one score per input."""
 
 
 def need_familiar(posterior: Posterior) -> Familiar:
