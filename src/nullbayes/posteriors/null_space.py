@@ -183,9 +183,8 @@ class NullSpacePosterior(SamplePosterior):
         return self._need_measured().precision(rule, self._network.whole.theta)
 
     def _need_measured(self) -> Measured:
-        if self._measured is None:
-            msg = f"{type(self).__name__} is not fitted yet: call fit(loader) first."
-            raise NotFittedError(msg)
+        self._check_fitted()
+        assert self._measured is not None  # a fit and a file have both
         return self._measured
 
     def _need_prepared(self) -> fitting.Prepared:
