@@ -22,7 +22,7 @@ from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.measure import Prepared as Prepared
 from nullbayes.posteriors.measure import measure
 from nullbayes.posteriors.measured import Measured, merged, timed
-from nullbayes.posteriors.parallel import divided, own_data, project_some, refuse_divided
+from nullbayes.posteriors.parallel import divided, own_data, project_some
 from nullbayes.posteriors.plan import FitPlan, FitRequest, RowSource, Shared, make_plan, within_memory
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
@@ -77,10 +77,9 @@ def fit(
 
 def own_source(source: RowSource, shared: Shared, checkpoint: object = None) -> RowSource:
     """Return the same with the network of all parameters, or of those of this process if parameters are shared."""
-    whole = source.network.whole
-    network = divided(whole, shared.group) if shared.what == "parameters" else whole
-    if checkpoint is not None:
-        refuse_divided(network)
+    network = source.network.whole
+    if shared.what == "parameters" and shared.group.size > 1:
+        network = divided(network, shared.group, checkpoint)
     return replace(source, network=network)
 
 

@@ -26,10 +26,14 @@ from nullbayes.projectors.stopping import mean_and_error
 TOGETHER = 16  # samples that are projected in one go, whatever the number of processes, so that they are the same bits
 
 
-def divided(network: Network, group: Group) -> Network:
-    """Return the network as a function of the parameters of this process, where there are several."""
-    if group.size == 1:
-        return network
+def divided(network: Network, group: Group, checkpoint: object) -> Network:
+    """Return the network as a function of the parameters of this process; refuse a checkpoint, which holds all."""
+    if checkpoint is not None:
+        msg = (
+            'checkpoint=... is not offered with parallel="parameters": leave it out. Samples can be saved in between: '
+            "fit(loader, 8), save, then extend(8) and save again."
+        )
+        raise SettingsError(msg)
     _check_same(group, network.fingerprint(), "networks", "load the same state_dict in every process")
     return network.part(divide(network.sizes, group))
 
@@ -49,16 +53,6 @@ def _check_same(group: Group, mine: str, what: str, advice: str) -> None:
     if len(set(group.gather(mine))) > 1:
         msg = f'The processes have different {what}: with parallel="parameters" {advice}.'
         raise DistributedError(msg)
-
-
-def refuse_divided(network: Network) -> None:
-    """Refuse a checkpoint where each process has the state of some parameters only."""
-    if network.division is not None:
-        msg = (
-            'checkpoint=... is not offered with parallel="parameters": leave it out. Samples can be saved in between: '
-            "fit(loader, 8), save, then extend(8) and save again."
-        )
-        raise SettingsError(msg)
 
 
 def project_some(
