@@ -34,7 +34,7 @@ SAMPLED = "max_variance, sampled networks"  # the paper's score of methods that 
 
 
 @dataclass(frozen=True)
-class FittedMethod:
+class Fitted:
     """A method after its fit, the way in which it predicts (None: its only one), and the seconds of the fit."""
 
     name: str
@@ -54,7 +54,7 @@ class FittedMethod:
 # --- fitting ----------------------------------------------------------------------------------------------------------
 
 
-def fit(settings: Settings, task: Task, sizes: Any, name: str) -> FittedMethod:
+def fit(settings: Settings, task: Task, sizes: Any, name: str) -> Fitted:
     """Fit one method to a network; the posteriors are calibrated on held-out data.
 
     Parameters
@@ -78,7 +78,7 @@ def fit(settings: Settings, task: Task, sizes: Any, name: str) -> FittedMethod:
         method, pred_type = fitters(task, sizes, settings.seed)[name]()
     if name in POSTERIORS.values():
         method.calibrate(batches(task.held_out))
-    return FittedMethod(name, method, pred_type, fitting.seconds)
+    return Fitted(name, method, pred_type, fitting.seconds)
 
 
 def fitters(task: Task, sizes: Any, seed: int) -> dict[str, Callable[[], tuple[Any, str | None]]]:
@@ -152,7 +152,7 @@ def evaluated(task: Task, name: str, method: Any) -> nb.Evaluation:
     return nb.evaluate({name: method}, batches(task.test), dict(task.strangers), scores=asked)
 
 
-def judged(task: Task, fitted: FittedMethod, found: nb.Evaluation) -> Results:
+def judged(task: Task, fitted: Fitted, found: nb.Evaluation) -> Results:
     """Return the metrics of the predictions, and AUROC, AUPR and FPR95 of every score against every set of strangers.
 
     ``found`` is what `evaluated` returned.
@@ -194,7 +194,7 @@ def _by_sampled_networks(task: Task, method: Any) -> Iterator[tuple[str, dict[st
         yield stranger, {metric: getattr(nb.metrics, metric)(inside, scores) for metric in ("auroc", "aupr", "fpr95")}
 
 
-def _default_score(task: Task, fitted: FittedMethod) -> str:
+def _default_score(task: Task, fitted: Fitted) -> str:
     """Return the name of the score of a method that is not asked for another: a few inputs tell."""
     few = take(task.test[0], slice(4)), task.test[1][:4]
     stranger, x = next(iter(task.strangers.items()))

@@ -20,7 +20,7 @@ from nullbayes.experiments.frame import FAILURES, Results, Settings, failure
 from nullbayes.experiments.gathering import Gathered, summary
 from nullbayes.experiments.judging import (
     POSTERIORS,
-    FittedMethod,
+    Fitted,
     calibrated_scores,
     decisions,
     evaluated,
@@ -217,7 +217,7 @@ def _length(x: Inputs) -> int:
 # --- shifts and pictures ----------------------------------------------------------------------------------------------
 
 
-def _shifted(task: Task, fitted: FittedMethod, shifts: Sequence[Shift], most: int) -> Results:
+def _shifted(task: Task, fitted: Fitted, shifts: Sequence[Shift], most: int) -> Results:
     """Return accuracy, ECE and NLL at every strength of every shift."""
     x, y = take(task.test[0], slice(most)), task.test[1][:most]
     assert isinstance(x, Tensor)
