@@ -19,7 +19,7 @@ MAX_LINES = 400
 ROOT = "nullbayes"  # `import nullbayes`, and the names that its __init__ gives out
 _BELOW_POSTERIORS = {
     "decisions", "distributed", "errors", "hashing", "io", "jacobian", "likelihoods", "limits", "linalg", "precision",
-    "predictive", "priors", "projectors",
+    "predictive", "projectors",
 }  # fmt: skip
 
 # room -> the rooms that it imports (and itself). A room is a module or a package directly under nullbayes.
@@ -37,7 +37,6 @@ ALLOWED: dict[str, set[str]] = {
     "projectors": {"errors", "limits", "linalg", "precision"},
     "jacobian": {"distributed", "errors", "hashing", "likelihoods", "limits", "linalg", "precision", "torch_internals"},
     "io": {"errors", "hashing"},
-    "priors": {"errors", "linalg"},
     "predictive": {"distributed", "errors", "jacobian", "likelihoods", "limits"},
     "decisions": {
         "errors",
@@ -55,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "detectors": {"baselines", "errors", "jacobian", "likelihoods", "linalg", "precision", "predictive"},
     "evaluation": {"decisions", "errors", "jacobian", "likelihoods", "metrics", "posteriors", "predictive"},
     ROOT: (_BELOW_POSTERIORS | {"baselines", "detectors", "evaluation", "metrics", "posteriors"})
-    - {"hashing", "io", "limits", "precision", "priors"},
+    - {"hashing", "io", "limits", "precision"},
     "demo": {ROOT},
     "page": {ROOT},
     "experiments": {ROOT, "demo", "page"},

@@ -112,7 +112,7 @@ def test_base_distributions_are_drawn_on_the_device_of_their_generator(elsewhere
 
 
 def test_quadrature_ignores_the_default_device(elsewhere: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nb.priors, "_DENSE_SPECTRUM", 5)
+    monkeypatch.setattr(nb.posteriors.best_precision, "_DENSE_SPECTRUM", 5)
     posterior = nb.ProjectedPosterior(MODEL["mlp"][0]).fit(data(), 4, progress=False)
     assert posterior.optimize_prior_precision(data(), method="marglik") > 0
 

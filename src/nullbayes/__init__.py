@@ -46,7 +46,7 @@ from nullbayes.jacobian.jacobians import LossJacobian as LossJacobian
 from nullbayes.jacobian.jacobians import OutputJacobian as OutputJacobian
 from nullbayes.jacobian.loaders import evaluation_loader as evaluation_loader
 from nullbayes.jacobian.modules import as_module as as_module
-from nullbayes.linalg.dense import DenseRows as DenseRows
+from nullbayes.linalg.held import DenseRows as DenseRows
 from nullbayes.linalg.matrix_free import MatrixFreeRows as MatrixFreeRows
 from nullbayes.linalg.rows import Rows as Rows
 from nullbayes.posteriors import FitCheck as FitCheck

@@ -13,6 +13,7 @@ import contextlib
 import os
 import socket
 import sys
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -26,7 +27,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nullbayes import errors, limits
-from nullbayes.errors import DistributedError, NullBayesError, ProcessLostError, SettingsError
+from nullbayes.errors import DistributedError, NullBayesError, NullBayesWarning, ProcessLostError, SettingsError
 
 T = TypeVar("T")
 _FAILED = 0  # what a process says in a handshake, if it does not say which line comes next
@@ -129,6 +130,14 @@ class Group:
                 _mark(error)
             raise
         self._shake_hands()
+
+    @contextlib.contextmanager
+    def one_voice(self) -> Iterator[None]:
+        """Let only the first process warn, and let all fail if one fails."""
+        with warnings.catch_warnings() if self.rank else contextlib.nullcontext(), self.together():
+            if self.rank:
+                warnings.simplefilter("ignore", NullBayesWarning)
+            yield
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:

@@ -266,6 +266,13 @@ uncompiled = Switches("uncompiled", _run_uncompiled)
 
 
 @contextlib.contextmanager
+def recording() -> Iterator[None]:
+    """Record for differentiation, whatever the mode around the call."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+@contextlib.contextmanager
 def differentiable() -> Iterator[None]:
     """Use operations that can be differentiated in every mode, in full precision, for the time of a ``with`` block.
 

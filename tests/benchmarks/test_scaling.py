@@ -19,7 +19,7 @@ from benchmarks import scaling, simulator
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.limits import VECTORS_PER_SAMPLE
-from nullbayes.posteriors import shared_samples
+from nullbayes.posteriors import parallel
 from nullbayes.projectors import krylov
 
 ROOT = Path(__file__).parents[2]
@@ -187,7 +187,7 @@ def test_best_blocks_are_no_worse_than_any_other() -> None:
 
 def test_constants_are_those_of_the_library() -> None:
     assert (simulator.VECTORS, simulator.RENEW_EVERY, TOGETHER) == (
-        VECTORS_PER_SAMPLE, krylov._RENEW_EVERY, shared_samples.TOGETHER,
+        VECTORS_PER_SAMPLE, krylov._RENEW_EVERY, parallel.TOGETHER,
     )  # fmt: skip
     for blocks in (1, 2, 10, 64, 4096):
         for tolerance in (1e-2, 2e-2):

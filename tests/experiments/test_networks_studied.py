@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +26,14 @@ TEXT = sentences.TextSizes(
     last="bert.encoder.layer.0.*", only=("MAP", "LossProjectedPosterior"),
 )  # fmt: skip
 WORDS = ("what", "is", "my", "balance", "play", "a", "song", "book", "flight", "to", "rome", "cats", "sing")
-
-
-@pytest.fixture(autouse=True)
-def _ordinary_default() -> Iterator[None]:
-    """Experiments are told their device; where tensors lie by default is another matter."""
-    before = torch.get_default_device()
-    if before.type == "cpu":
-        yield  # a default that is set costs time at every call of torch
-        return
-    torch.set_default_device("cpu")
-    yield
-    torch.set_default_device(before)
+pytestmark = pytest.mark.usefixtures("ordinary_default")
 
 
 # --- residual networks ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def color(tmp_path: Path, _ordinary_default: None) -> Path:
+def color(tmp_path: Path, ordinary_default: None) -> Path:
     """A folder with small files in the formats of the real ones, published weights among them."""
     rng = np.random.default_rng(0)
     for name, splits in (("cifar10-15k", ("train", "test")), ("cifar100-2k", ("test",)), ("svhn-16k", ("test",))):
@@ -107,7 +95,7 @@ def test_missing_weights_leave_one_network_out_and_missing_data_stop(color: Path
 
 
 @pytest.fixture
-def queries(tmp_path: Path, _ordinary_default: None) -> Path:
+def queries(tmp_path: Path, ordinary_default: None) -> Path:
     """Queries of 150 intents, and an encoder of one thin layer with a vocabulary of a few words."""
     transformers = pytest.importorskip("transformers")
     from safetensors.torch import save_file

@@ -6,7 +6,6 @@ import base64
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,12 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from nullbayes.experiments import digits, judging
+from nullbayes.experiments import digits
 from nullbayes.experiments.frame import Settings, Store
 from nullbayes.experiments.networks import lenet
 from nullbayes.experiments.study import Sizes
 from nullbayes.experiments.tasks import lenet_images
 from nullbayes.page import Curves, Gallery, Histograms, Page, Reliability, Table, Value
-from support.data_folders import write_idx
 from support.processes import ENVIRONMENT
 
 N, TEST = 20, 30
@@ -33,43 +31,13 @@ TINY = Sizes(
 )  # fmt: skip
 ANGLES = (0.0, 90.0)
 KEY = "LeNet, mnist"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ordinary_default() -> Iterator[None]:
-    """Experiments are told their device; where tensors lie by default is another matter."""
-    before = torch.get_default_device()
-    if before.type == "cpu":
-        yield  # a default that is set costs time at every call of torch
-        return
-    torch.set_default_device("cpu")
-    yield
-    torch.set_default_device(before)
+pytestmark = pytest.mark.usefixtures("ordinary_default")
 
 
 @pytest.fixture(scope="module")
-def data(_ordinary_default: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Images of ten kinds of blobs, and other blobs as strangers."""
-    folder, generator = tmp_path_factory.mktemp("data"), torch.Generator().manual_seed(0)
-    for name, shade in (("mnist", 1.0), ("fashion-mnist", 0.5), ("kmnist", 0.7)):
-        for split, n in (("train", 100), ("t10k", 100)):
-            y = torch.arange(n) % 10
-            place = torch.stack([4 + 2 * y, 22 - 2 * y], 1) if name == "mnist" else torch.full((n, 2), 14)
-            grid = torch.arange(28.0)
-            near = [torch.exp(-((grid - place[:, i, None]) ** 2) / 18) for i in range(2)]
-            blobs = shade * near[0][:, :, None] * near[1][:, None, :]
-            noisy = (255 * (blobs + 0.2 * torch.rand(n, 28, 28, generator=generator))).clamp(0, 255)
-            write_idx(folder / name / f"{split}-images-idx3-ubyte.gz", noisy.numpy())
-            wrong = torch.rand(n, generator=generator) < 0.2  # nothing predicts these labels
-            labels = torch.where(wrong, torch.randint(10, (n,), generator=generator), y)
-            write_idx(folder / name / f"{split}-labels-idx1-ubyte.gz", labels.numpy())
-    return folder
-
-
-@pytest.fixture(scope="module")
-def settings(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+def settings(blobs: Path, tmp_path_factory: pytest.TempPathFactory) -> Settings:
     said: list[str] = []
-    return Settings(data=data, store=Store(tmp_path_factory.mktemp("run"), said.append), seeds=2)
+    return Settings(data=blobs, store=Store(tmp_path_factory.mktemp("run"), said.append), seeds=2)
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +146,9 @@ def test_laplace_is_judged_with_sampled_networks_as_in_the_paper(results: Any) -
     assert record["published"] in record["scores"]
 
 
-def test_no_shift_leaves_the_metrics_as_they_are(results: Any, data: Path, tmp_path: Path) -> None:
+def test_no_shift_leaves_the_metrics_as_they_are(results: Any, blobs: Path, tmp_path: Path) -> None:
     sizes = Sizes(n=N, epochs=25, held_out=40, test=30, shifted=30, samples=3, only=("MAP",))
-    found = digits.study("mnist", Settings(data=data, store=Store(tmp_path), seeds=1), sizes, ANGLES)
+    found = digits.study("mnist", Settings(data=blobs, store=Store(tmp_path), seeds=1), sizes, ANGLES)
     record = found["subjects"][0]["runs"][0]["methods"]["MAP"]
     still, turned = record["shift"]["rotation"]
     assert (still["strength"], turned["strength"]) == ANGLES
@@ -256,8 +224,8 @@ print(json.dumps({"said": said, "found": found}))
 
 
 @pytest.mark.slow
-def test_processes_in_one_folder_share_the_steps_and_have_the_same_results(data: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SHARED, str(data), str(tmp_path)]
+def test_processes_in_one_folder_share_the_steps_and_have_the_same_results(blobs: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SHARED, str(blobs), str(tmp_path)]
     both = [subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE) for _ in range(2)]
     one, other = (json.loads(each.communicate()[0]) for each in both)
     assert one["found"] == other["found"]
@@ -278,73 +246,6 @@ def test_methods_that_are_chosen_run_alone_and_the_others_follow(settings: Setti
     whole = digits.study("mnist", own, TINY, ANGLES)["subjects"][0]["runs"][0]["methods"]
     assert said.count(f"{KEY}/seed 0/KNN") == 1
     assert not any("failed" in found for found in whole.values())
-
-
-def test_method_that_cannot_be_fitted_is_left_out_with_its_reason(data: Path, tmp_path: Path) -> None:
-    sizes = Sizes(
-        n=N, epochs=1, held_out=40, test=20, shifted=10, samples=3, patience=0.0,
-        only=("MAP", "ProjectedPosterior"),
-    )  # fmt: skip
-    found = digits.study("mnist", Settings(data=data, store=Store(tmp_path), seeds=1), sizes, ANGLES)
-    assert "more than the 0 s allowed" in found["subjects"][0]["runs"][0]["methods"]["ProjectedPosterior"]["failed"]
-    assert json.loads((tmp_path / "steps" / KEY / "seed 0" / "ProjectedPosterior.json").read_text())["results"] == {
-        "failed": found["subjects"][0]["runs"][0]["methods"]["ProjectedPosterior"]["failed"], "again": False,
-    }  # fmt: skip
-    page = digits.EXPERIMENTS["mnist"].page(found)
-    assert any("Left out: ProjectedPosterior" in said for said in page.sections[0].paragraphs)
-
-
-def test_full_covariance_is_left_out_where_neither_of_its_matrices_can_be_factored(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = Sizes(n=N, epochs=1, held_out=40, test=20, shifted=10, samples=3, only=("MAP", "LinearizedLaplace"))
-
-    def method(folder: str, largest: int) -> Any:
-        monkeypatch.setattr(judging, "LARGEST_EXACT", largest)
-        found = digits.study("mnist", Settings(data=data, store=Store(tmp_path / folder), seeds=1), sizes, ANGLES)
-        return found["subjects"][0]["runs"][0]["methods"]["LinearizedLaplace"]
-
-    assert "failed" not in method("fits", N * 10)
-    refused = method("too large", N * 10 - 1)["failed"]
-    assert refused.startswith("The matrix of its 44,426 parameters has 16 GB, that of its 200 rows 0 GB, and")
-
-
-def refused_for_memory() -> Exception:
-    """Return the error of a fit that has no smaller plan."""
-    error = nb.errors.SettingsError("Memory ran out although no plan takes less.")
-    error.__cause__ = torch.OutOfMemoryError("CUDA out of memory.")
-    return error
-
-
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA: none.\nTried."), MemoryError(), refused_for_memory()])
-def test_method_without_memory_is_left_out_once_and_tried_again_at_the_next_start(
-    error: Exception, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = Sizes(n=N, epochs=1, held_out=40, test=20, shifted=10, samples=3, only=("MAP", "KNN"))
-    said: list[str] = []
-
-    def run() -> Any:
-        settings = Settings(data=data, store=Store(tmp_path, said.append), seeds=1)
-        return digits.study("mnist", settings, sizes, ANGLES)
-
-    def without_memory(*_: Any, **__: Any) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(nb.detectors.KNN, "fit", without_memory)
-        found = run()
-    page = digits.EXPERIMENTS["mnist"].page(found)
-    assert any("Left out: KNN." in paragraph for paragraph in page.sections[0].paragraphs)
-
-    said.clear()
-    again = run()["subjects"][0]["runs"][0]["methods"]
-    assert {line.rsplit("/", 1)[1] for line in said if "done before" not in line} == {
-        "KNN: it failed before, so this step is done again"
-    }
-    assert "failed" not in again["KNN"]
-    said.clear()
-    run()
-    assert all(line.endswith("done before") for line in said)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import nullbayes as nb
-from nullbayes.jacobian import autograd
+from nullbayes.jacobian.routes import gradients, many_gradients
 from nullbayes.jacobian.row_builder import RowBuilder
 from support.layer_table import randn
 from support.models import BATCHNORM, CLASSIFICATION, MODELS, Model
@@ -19,8 +19,8 @@ def test_several_outputs_in_one_backward_pass(at_once: int) -> None:
     for layer in model:
         tensors.append(layer(tensors[-1].clone()))
     values, unused = tensors.pop().sum(0), randn(2, 3).requires_grad_()
-    one_by_one = [autograd.gradients(value, [*tensors, unused]) for value in values]
-    at_once = autograd.many_gradients(values, [*tensors, unused], at_once)
+    one_by_one = [gradients(value, [*tensors, unused]) for value in values]
+    at_once = many_gradients(values, [*tensors, unused], at_once)
     assert not at_once[-1].any()
     torch.testing.assert_close(at_once, [torch.stack(parts) for parts in zip(*one_by_one, strict=True)])
 

@@ -1,7 +1,4 @@
-"""Networks that hide something: derivatives, parameters, a branch that only later examples take, each other's examples.
-
-What cannot be varied or differentiated is refused by name; what plain differentiation sees otherwise goes by it.
-"""
+"""Networks that hide derivatives, parameters or the influence of other examples are refused, with their names."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import parametrizations
 
 import nullbayes as nb
 from nullbayes.errors import ModelError
@@ -21,105 +18,7 @@ from nullbayes.jacobian.checks import AutogradReference, check_examples
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.row_builder import RowBuilder
 from support.drawing import randn
-from support.two_layers import D, X, Y, fit_two_layers, slow_rows, two
-
-# --- what only later examples show ------------------------------------------------------------------------------------
-
-
-def sorted_batch(self: Any, x: Tensor) -> Tensor:
-    """As for packing: the batch is sorted, and put back in order."""
-    order = torch.argsort(x[:, 0])
-    return self.h(torch.tanh(self.a(x[order]))[torch.argsort(order)])
-
-
-def gate(x: Tensor) -> Tensor:
-    """Closed for the first three examples."""
-    return (x[:, :1].abs() - 1).relu()
-
-
-def used_again(self: Any, x: Tensor) -> Tensor:
-    z = torch.tanh(self.a(x))
-    return self.h(z + gate(x) * F.linear(z[:, :4], self.a.weight))
-
-
-def padded(self: Any, x: Tensor) -> Tensor:
-    return self.h(F.embedding((x[:, :3] > 1.5).long(), self.words.weight, padding_idx=1).sum(1) + self.a(x))
-
-
-def branch(self: Any, x: Tensor) -> Tensor:
-    return self.h(torch.tanh(self.a(x))) + gate(x) * self.b(x)
-
-
-def hooked() -> nn.Module:
-    layer = nn.Linear(4, 2)
-    layer.register_forward_hook(lambda module, inputs, output: 3 * output)
-    return layer
-
-
-LATER = {
-    "sorted": lambda: two(sorted_batch),
-    "weight used again": lambda: two(used_again),
-    "pruned": lambda: two(branch, b=prune.l1_unstructured(nn.Linear(4, 2), "weight", 0.5)),
-    "hooked": lambda: two(branch, b=hooked()),
-    "old weight norm": lambda: two(branch, b=nn.utils.weight_norm(nn.Linear(4, 2))),
-}
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch prefers parametrizations
-@pytest.mark.parametrize("make", LATER.values(), ids=LATER)
-def test_rows_are_right_where_later_examples_take_another_branch(make: Callable[[], nn.Module]) -> None:
-    model = make()
-    rows = nb.OutputJacobian(model, [(X, Y)], "regression")
-    torch.testing.assert_close(rows.dense(), slow_rows(model, X))
-    posterior = fit_two_layers(model)
-    assert (posterior.predict(X).samples - model(X).detach()).abs().max() < 1e-6
-
-
-def test_a_route_that_turns_out_wrong_is_replaced_while_rows_are_formed() -> None:
-    model = two(used_again)
-    rows = nb.OutputJacobian(model, [(X, Y)], "regression")
-    rows.working_bytes = 2 * rows._layers.example_bytes
-    assert rows.route.startswith("by layers")
-    held = rows.keep()
-    assert rows.route == "vmap(jacrev)"
-    torch.testing.assert_close(held.dense(), slow_rows(model, X))
-
-
-FIRST_PREDICTIONS = {
-    "sorted": lambda: two(sorted_batch),
-    "in one": lambda: two(lambda self, x: self.h(torch.tanh(self.a(x[None])))[0]),
-    "branch": lambda: two(used_again),
-}
-
-
-@pytest.mark.parametrize("make", FIRST_PREDICTIONS.values(), ids=FIRST_PREDICTIONS)
-def test_the_order_of_predictions_does_not_matter(make: Callable[[], nn.Module]) -> None:
-    posterior = fit_two_layers(make())
-    fresh, new = copy.deepcopy(posterior), randn(5, 4, generator=torch.Generator().manual_seed(7), dtype=D) * 2
-    wanted = fresh.predict(new).samples
-    posterior.predict(new[:1])
-    torch.testing.assert_close(posterior.predict(new).samples, wanted)
-
-
-def test_values_computed_once_for_all_examples_are_not_scaled_by_the_batch() -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        return self.h(torch.tanh(self.a(x))) * self.b(torch.ones(1, 3, dtype=D, device=x.device)).sum()
-
-    model = two(forward, b=nn.Linear(3, 2))
-    posterior = fit_two_layers(model)
-    posterior.predict(X[:1])
-    torch.testing.assert_close(posterior.predict(X).samples.mean(0), model(X).detach(), rtol=0, atol=1e-6)
-
-
-def test_inputs_of_other_shapes_are_predicted_after_each_other() -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:  # (n, T, 4) -> (n, T)
-        return self.gain.weight[0, 0] * self.h(torch.tanh(self.a(x)))[..., 0]
-
-    model = two(forward, gain=nn.Linear(1, 1, bias=False))
-    posterior = fit_two_layers(model, X[:, None].expand(-1, 3, -1).clone(), Y[:, :1].expand(-1, 3).clone())
-    for length in (1, 5, 2):
-        assert posterior.predict(X[:4, None].expand(-1, length, -1)).mean.shape == (4, length)
-
+from support.two_layers import D, X, Y, fit_two_layers, two
 
 # --- what is refused --------------------------------------------------------------------------------------------------
 
@@ -314,6 +213,10 @@ def test_a_model_whose_weights_change_in_eval_mode_is_refused_and_restored() -> 
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
     model.eval()
     assert (fit_two_layers(model).predict(X).mean - model(X).detach()).abs().max() < 1e-6
+
+
+def padded(self: Any, x: Tensor) -> Tensor:
+    return self.h(F.embedding((x[:, :3] > 1.5).long(), self.words.weight, padding_idx=1).sum(1) + self.a(x))
 
 
 def test_padding_hidden_from_autograd_is_refused_by_every_route() -> None:

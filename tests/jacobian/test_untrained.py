@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.errors import UntrainedWarning
-from nullbayes.jacobian.guesses import Guesses
+from nullbayes.jacobian.opening import Guesses
 from support.drawing import randint, randn
 from support.posterior_fits import seeded
 

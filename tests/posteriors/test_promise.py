@@ -17,7 +17,7 @@ from nullbayes.errors import CollapseWarning, UnderfitWarning
 from nullbayes.likelihoods import Classification, Regression
 from nullbayes.posteriors import fitting
 from nullbayes.posteriors import promise as rule
-from nullbayes.posteriors.promise import NATS, Answers, least_precision
+from nullbayes.posteriors.promise import NATS, ScaledPredictions, least_precision
 from support.drawing import randn
 from support.models import CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
 from support.posterior_fits import each_kind, each_task, seeded
@@ -78,13 +78,13 @@ def test_a_precision_chosen_on_training_rows_alone_would_break_the_promise(monke
 # --- the search -------------------------------------------------------------------------------------------------------
 
 
-def made_up(task: str, scale: float = 1.0) -> Answers:
+def made_up(task: str, scale: float = 1.0) -> ScaledPredictions:
     generator = seeded(3)
     outputs, changes = (randn(*shape, generator=generator, dtype=torch.float64) for shape in ((50, 3), (20, 50, 3)))
     changes = scale * (changes - changes.mean(0))
     if task == "regression":
-        return Answers(Regression(0.4), outputs, changes, outputs + 0.4 * changes[0] / scale)
-    return Answers(Classification(), 4 * outputs, changes, outputs.argmax(1))
+        return ScaledPredictions(Regression(0.4), outputs, changes, outputs + 0.4 * changes[0] / scale)
+    return ScaledPredictions(Classification(), 4 * outputs, changes, outputs.argmax(1))
 
 
 @pytest.mark.parametrize("task", ["classification", "regression"])
@@ -102,9 +102,9 @@ def test_one_moving_output_of_nine_determines_the_precision() -> None:
     outputs, changes = randn(200, 9, generator=generator).double(), randn(30, 200, 9, generator=generator).double()
     changes[:, :, 1:] *= 1e-3  # one of nine moves
     changes -= changes.mean(0)
-    found = Answers(Regression(0.4), outputs, changes, outputs)
+    found = ScaledPredictions(Regression(0.4), outputs, changes, outputs)
     alpha, _ = least_precision(found)
-    alone = Answers(Regression(0.4), outputs[:, :1], changes[:, :, :1], outputs[:, :1])
+    alone = ScaledPredictions(Regression(0.4), outputs[:, :1], changes[:, :, :1], outputs[:, :1])
     assert alpha == pytest.approx(least_precision(alone)[0], rel=0.01)
     assert found.nll(alpha) - found.nll(math.inf) < NATS / 8
 
@@ -268,7 +268,7 @@ def test_a_variance_made_negligible_by_the_promise_causes_a_warning() -> None:
 def test_a_broken_promise_causes_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (rule, fitting):
         monkeypatch.setattr(module, "least_precision", lambda found: (1e-6, "nll"))
-    monkeypatch.setattr(nb.posteriors.measured.priors, "closed_form", lambda *_: 1e-6)
+    monkeypatch.setattr(nb.posteriors.measured, "closed_form", lambda *_: 1e-6)
     with pytest.warns(UnderfitWarning, match="does not keep its promise"):
         fit(nb.LossProjectedPosterior, CLASSIFICATION, 10)
 

@@ -6,6 +6,7 @@ import gzip
 from pathlib import Path
 
 import numpy as np
+import torch
 
 
 def write_idx(path: Path, array: np.ndarray) -> None:
@@ -39,3 +40,21 @@ def write_regression(folder: Path, name: str, n: int, splits: int) -> None:
         order = random.permutation(n)
         np.savetxt(here / f"index_train_{split}.txt", order[n // 5 :], fmt="%d")
         np.savetxt(here / f"index_test_{split}.txt", order[: n // 5], fmt="%d")
+
+
+def write_blobs(folder: Path) -> Path:
+    """Write images of ten kinds of blobs in the form of MNIST, and other blobs as strangers."""
+    generator = torch.Generator().manual_seed(0)
+    for name, shade in (("mnist", 1.0), ("fashion-mnist", 0.5), ("kmnist", 0.7)):
+        for split, n in (("train", 100), ("t10k", 100)):
+            y = torch.arange(n) % 10
+            place = torch.stack([4 + 2 * y, 22 - 2 * y], 1) if name == "mnist" else torch.full((n, 2), 14)
+            grid = torch.arange(28.0)
+            near = [torch.exp(-((grid - place[:, i, None]) ** 2) / 18) for i in range(2)]
+            blobs = shade * near[0][:, :, None] * near[1][:, None, :]
+            noisy = (255 * (blobs + 0.2 * torch.rand(n, 28, 28, generator=generator))).clamp(0, 255)
+            write_idx(folder / name / f"{split}-images-idx3-ubyte.gz", noisy.numpy())
+            wrong = torch.rand(n, generator=generator) < 0.2  # nothing predicts these labels
+            labels = torch.where(wrong, torch.randint(10, (n,), generator=generator), y)
+            write_idx(folder / name / f"{split}-labels-idx1-ubyte.gz", labels.numpy())
+    return folder

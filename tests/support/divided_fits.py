@@ -17,7 +17,7 @@ from nullbayes.distributed import resolve
 from nullbayes.integrations.export import export
 from nullbayes.jacobian.division import divide
 from nullbayes.jacobian.network import Network
-from nullbayes.linalg.columns import DividedRows
+from nullbayes.linalg.shared import DividedRows
 from nullbayes.posteriors.arguments import Noise
 from nullbayes.projectors import Alternating, ExactDual, Krylov, Projector
 from support.joint_fits import blocks_chosen, data, network, posterior, refusal

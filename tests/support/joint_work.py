@@ -10,9 +10,9 @@ from torch import Tensor
 import nullbayes as nb
 from nullbayes.distributed import Group, resolve
 from nullbayes.linalg.held import HeldRows
-from nullbayes.linalg.joint import JointRows
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.pieces import DensePiece
+from nullbayes.linalg.shared import JointRows
 from nullbayes.projectors import Alternating, Krylov, Projection, Projector
 from nullbayes.testing import cases
 from support.projector_table import PROJECTORS, S

@@ -22,7 +22,7 @@ from nullbayes.baselines.method import (
     Question,
     rows_at,
 )
-from nullbayes.baselines.tuning import CONFIDENT, best_by_evidence, best_by_likelihood, check_how, check_prior
+from nullbayes.baselines.tuning import CONFIDENT, best_by_likelihood, best_evidence, check_how, check_prior
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import OutputFn, Selection
@@ -31,7 +31,7 @@ from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.header import Fields, count
 from nullbayes.posteriors.scoring import COMBINED, VARIANCE, Scoring
 from nullbayes.precision import full_precision
-from nullbayes.predictive import SCORES, Mask, Prediction, default_link, joined, scores_of
+from nullbayes.predictive import SCORES, Mask, Prediction, joined, scores_of
 
 
 class Baseline(SamplePosterior):
@@ -90,7 +90,7 @@ class Baseline(SamplePosterior):
             batch_fn=batch_fn,
             output_fn=output_fn,
         )
-        self._link = default_link(self._method.pred_type)
+        self._pred_type = self._method.pred_type
         self._parameters_chosen = parameters is not None
         self._fitted: Fitted | None = None
 
@@ -279,11 +279,6 @@ class Baseline(SamplePosterior):
         ]
         return self._network.as_returned(torch.cat(parts))
 
-    def sample(self, n: int | None = None) -> dict[str, Tensor]:
-        """Return the parameters of the first ``n`` samples by name, stacked: (n, *shape) each."""
-        self._need_samples()
-        return self._network.unflatten(self._network.theta + self._deviations(n, least=1))
-
     def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
         flat = self._network.theta + self.directions[i] / self.prior_precision**0.5
         return self._method.sampled(self._need_fit().state, self._network, i, flat)
@@ -347,7 +342,7 @@ class Baseline(SamplePosterior):
 
         how = check_how(type(self).__name__, self._method, loader, method)
         if how == "marglik":
-            best = best_by_evidence(self.curvature, float(self._network.theta.double().square().sum()))
+            best = best_evidence(*self.curvature.spectrum(), float(self._network.theta.double().square().sum()))
         else:
             pieces = self._pieces(loader, purpose=CONFIDENT)
             best = best_by_likelihood(how, pieces, self._likelihood, predictor, pred_type)

@@ -12,7 +12,8 @@ from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.map_estimate import NetworkItself
 from nullbayes.baselines.method import FitContext, FitOptions, Learned
 from nullbayes.errors import LikelihoodError
-from nullbayes.posteriors.scale import answers_on, tuned
+from nullbayes.posteriors.best_precision import answers_on
+from nullbayes.posteriors.scale import tuned
 from nullbayes.precision import full_precision
 from nullbayes.predictive import joined
 

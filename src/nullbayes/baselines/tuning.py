@@ -8,14 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from nullbayes import priors
 from nullbayes.baselines.method import Method
 from nullbayes.errors import NullBayesWarning, SettingsError
 from nullbayes.likelihoods import Likelihood
-from nullbayes.linalg.curvature import Curvature
 from nullbayes.posteriors.arguments import positive
-from nullbayes.posteriors.scale import CONFIDENT as CONFIDENT
-from nullbayes.posteriors.scale import best_of_grid, check_method
+from nullbayes.posteriors.best_precision import CONFIDENT as CONFIDENT
+from nullbayes.posteriors.best_precision import best_evidence as best_evidence
+from nullbayes.posteriors.best_precision import best_of_grid, check_method, maximize
 from nullbayes.predictive import Prediction, default_link, nll
 
 
@@ -48,11 +47,6 @@ def check_how(name: str, method: Method[Any], loader: Any, how: str) -> str:
     return how
 
 
-def best_by_evidence(curvature: Curvature, theta_squared: float) -> float:
-    """Return the precision of the largest marginal likelihood."""
-    return priors.best_evidence(*curvature.spectrum(), theta_squared)
-
-
 def best_by_likelihood(
     how: str,
     pieces: Iterable[tuple[Any, Tensor]],
@@ -81,4 +75,4 @@ def best_by_likelihood(
 
     if how == "grid":
         return best_of_grid(objective)
-    return priors.maximize(objective, 1.0, "held-out likelihood")  # whatever precision is in use
+    return maximize(objective, 1.0, "held-out likelihood")  # whatever precision is in use

@@ -1,10 +1,12 @@
 """Decisions: is this input strange, yes or no, and which answers can be excluded; with guarantees from held-out data.
 
 ``familiar``    what a fit remembers of the training data: features of some examples, and a checksum of each input
+``probe``       a few inputs with their outputs, by which a file knows its network
 ``strangers``   artificial strangers, made of familiar inputs
 ``words``       those with other lines of a table of embeddings
 ``weights``     learns which statistics tell familiar inputs from strange ones
 ``conformal``   p-values and quantiles that hold for every distribution
+``posterior``   what decisions ask of a posterior
 ``calibration`` what `calibrate` finds, as one value
 ``deciding``    the methods of a posterior: calibrate, p_value, is_ood, predict_set, predict_interval
 """

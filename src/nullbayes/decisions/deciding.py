@@ -22,6 +22,7 @@ from nullbayes.decisions.held_out import (
     read,
     trained_statistics,
 )
+from nullbayes.decisions.posterior import Posterior, need_familiar
 from nullbayes.decisions.weights import learn_weights
 from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.jacobian.batches import is_array
@@ -29,7 +30,7 @@ from nullbayes.likelihoods import Regression
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Prediction, check_per, warn_of_padding
 
-P = TypeVar("P")
+P = TypeVar("P", bound=Posterior)
 
 
 @full_precision()
@@ -88,23 +89,21 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
     >>> posterior.predict_set(new[:1], alpha=0.1).shape
     torch.Size([1, 3])
     """
-    posterior: Any = self
-    posterior._check_fitted()
-    kind = posterior._scoring.calibrated if kind is None else kind
+    self._check_fitted()
+    kind = self._scoring.calibrated if kind is None else kind
     if is_array(mask):
         msg = (
             'For calibrate, mask is a function of the inputs, mask=lambda inputs: ..., or "all": held-out data may '
             "come in any order."
         )
         raise SettingsError(msg)
-    if kind == COMBINED and posterior._familiar is None:
-        msg = "Nothing is known of the features of the training data: fit again, or name another kind of score."
-        raise NotFittedError(msg)
-    posterior._calibration = _learned(posterior, loader, targets, kind, mask)  # data that are refused leave the old one
+    if kind == COMBINED:
+        need_familiar(self)
+    self._calibration = _learned(self, loader, targets, kind, mask)  # data that are refused leave the old one
     return self
 
 
-def _learned(posterior: Any, loader: Any, targets: Any, kind: str, mask: Mask) -> Calibration:
+def _learned(posterior: Posterior, loader: Any, targets: Any, kind: str, mask: Mask) -> Calibration:
     """Return what held-out data say about the scores and the errors of a posterior."""
     held = read(posterior, pieces(posterior, loader, targets), kind, mask)
     learned, ranked = held.split(learns=kind == COMBINED)
@@ -137,19 +136,18 @@ def _learned(posterior: Any, loader: Any, targets: Any, kind: str, mask: Mask) -
     )
 
 
-def _noise(posterior: Any) -> tuple[float, ...]:
+def _noise(posterior: Posterior) -> tuple[float, ...]:
     """Return the noise of a regression, as far as it is known; else nothing."""
     found = posterior.likelihood.sigma_noise if isinstance(posterior.likelihood, Regression) else None
     return () if found is None else found if isinstance(found, tuple) else (found,)
 
 
-def calibration_of(self: Any) -> Calibration | None:
+def calibration_of(self: Posterior) -> Calibration | None:
     """What :meth:`calibrate` found; None before."""
-    found: Calibration | None = self._calibration
-    return found
+    return self._calibration
 
 
-def p_value(self: Any, x: Any, *, per: str = "input", mask: Mask = None) -> Tensor:  # (N,) or (N, ...)
+def p_value(self: Posterior, x: Any, *, per: str = "input", mask: Mask = None) -> Tensor:  # (N,) or (N, ...)
     r"""Return the probability that a familiar input is at least as strange.
 
     Small p-values mean strange inputs. For an input like the held-out data of :meth:`calibrate`, the p-value is at most
@@ -193,7 +191,7 @@ def p_value(self: Any, x: Any, *, per: str = "input", mask: Mask = None) -> Tens
     return values.masked_fill(scores.isnan(), torch.nan)
 
 
-def is_ood(self: Any, x: Any, alpha: float = 0.05, *, per: str = "input", mask: Mask = None) -> Tensor:  # bool
+def is_ood(self: Posterior, x: Any, alpha: float = 0.05, *, per: str = "input", mask: Mask = None) -> Tensor:  # bool
     """Say whether inputs are out of distribution: yes or no for each.
 
     Parameters
@@ -226,7 +224,7 @@ def is_ood(self: Any, x: Any, alpha: float = 0.05, *, per: str = "input", mask: 
     return p_value(self, x, per=per, mask=mask) <= level + 1e-12
 
 
-def predict_set(self: Any, x: Any, alpha: float = 0.1, *, mask: Mask = None) -> Tensor:  # bool (N, C)
+def predict_set(self: Posterior, x: Any, alpha: float = 0.1, *, mask: Mask = None) -> Tensor:  # bool (N, C)
     """Return the labels that cannot be excluded.
 
     Parameters
@@ -261,7 +259,7 @@ def predict_set(self: Any, x: Any, alpha: float = 0.1, *, mask: Mask = None) -> 
     return answers.label_sets(self._likelihood, self._predict(x, mask=mask), limit.to(self._network.device))
 
 
-def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Tensor]:  # (N, ...) each
+def predict_interval(self: Posterior, x: Any, alpha: float = 0.1) -> tuple[Tensor, Tensor]:  # (N, ...) each
     """Return intervals for the targets of a regression.
 
     The width follows the predictive standard deviation, noise included; held-out data determine its factor.
@@ -301,7 +299,7 @@ def predict_interval(self: Any, x: Any, alpha: float = 0.1) -> tuple[Tensor, Ten
 
 @full_precision()
 def combined_score(
-    posterior: Any, x: Any, per: str, mask: Mask, prediction: Prediction | None = None
+    posterior: Posterior, x: Any, per: str, mask: Mask, prediction: Prediction | None = None
 ) -> Tensor:  # (N,) float64
     """Return the combined score that `calibrate` has learned.
 
@@ -338,10 +336,10 @@ def check_mask(found: Calibration, mask: Mask) -> None:
         raise SettingsError(msg)
 
 
-def need_calibration(self: Any) -> Calibration:
+def need_calibration(self: Posterior) -> Calibration:
     """Return what `calibrate` found, if it still applies."""
     self._check_fitted()
-    found: Calibration | None = self._calibration
+    found = self._calibration
     if found is None:
         msg = "Decisions need held-out data to compare with: call posterior.calibrate(held_out_loader) first."
         raise NotFittedError(msg)
@@ -350,9 +348,9 @@ def need_calibration(self: Any) -> Calibration:
     return found
 
 
-def outdated(self: Any) -> str:
+def outdated(self: Posterior) -> str:
     """Say why a calibration does not apply any more; nothing if it does, or if there is none."""
-    found: Calibration | None = self._calibration
+    found = self._calibration
     if found is None:
         return ""
     then = (found.n_samples, found.prior_precision, found.temperature)
@@ -373,10 +371,9 @@ def _numbers(values: Tensor | None, which: Tensor | slice) -> Tensor | None:
     return values[~values.isnan().reshape(len(values), -1).any(1)]
 
 
-def _errors(posterior: Any, alpha: float) -> tuple[Tensor, float]:
+def _errors(posterior: Posterior, alpha: float) -> tuple[Tensor, float]:
     found = need_calibration(posterior)
-    if not posterior.n_samples:
-        posterior._need_samples()  # which refuses a method that is only a score
+    posterior._need_samples()  # which refuses a method that is only a score
     if found.errors is None:
         msg = (
             "The posterior was calibrated without targets that predictions can be compared with: call "

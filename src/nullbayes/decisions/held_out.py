@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nullbayes.decisions import answers, statistics
 from nullbayes.decisions.familiar import warn_of_tuned
+from nullbayes.decisions.posterior import Posterior, need_familiar
 from nullbayes.decisions.strangers import strangers
 from nullbayes.decisions.words import extreme_words, strange_words
 from nullbayes.errors import DataError, warn
@@ -23,7 +24,7 @@ from nullbayes.jacobian.batches import (
     n_examples,
     take_examples,
 )
-from nullbayes.jacobian.guesses import Guesses
+from nullbayes.jacobian.opening import Guesses
 from nullbayes.jacobian.tables import Lookup, find_lookups, takes
 from nullbayes.metrics import auroc
 from nullbayes.predictive import SCORES, Mask, Prediction, scores_of, stream
@@ -81,7 +82,7 @@ class _Pool:
         return [join_examples(group) for group in groups.values() if len(group) > 1]
 
 
-def pieces(posterior: Any, loader: Any, targets: Any) -> Iterator[tuple[Any, Tensor | None]]:
+def pieces(posterior: Posterior, loader: Any, targets: Any) -> Iterator[tuple[Any, Tensor | None]]:
     """Iterate over held-out inputs and their targets; None where there are none."""
     posterior._network.check_unchanged()
     if targets is None and isinstance(loader, Mapping):
@@ -94,7 +95,7 @@ def pieces(posterior: Any, loader: Any, targets: Any) -> Iterator[tuple[Any, Ten
         yield from posterior._pieces(loader if targets is None else (loader, targets))
 
 
-def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, mask: Mask) -> HeldOut:
+def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: str, mask: Mask) -> HeldOut:
     """Read the held-out data once: statistics or scores, errors, and inputs to make strangers of."""
     split, of_errors, of_scores = (torch.Generator().manual_seed(seed) for seed in (0, 2, 3))
     columns, errors, positions, keys, pool, guesses, overlap = [], [], [], [], _Pool(_PER_KIND), Guesses(), 0
@@ -141,12 +142,11 @@ def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, m
     )  # fmt: skip
 
 
-def _unseen(posterior: Any, sums: Tensor) -> Tensor:  # (n,) -> bool (n,)
+def _unseen(posterior: Posterior, sums: Tensor) -> Tensor:  # (n,) -> bool (n,)
     """Return which inputs, given by their checksums, are no training inputs."""
     if posterior._familiar is None:
         return torch.ones_like(sums, dtype=torch.bool)
-    seen: Tensor = posterior._familiar.seen_in(sums)
-    return ~seen
+    return ~posterior._familiar.seen_in(sums)
 
 
 def _at(x: Any, where: Tensor) -> Any:
@@ -164,7 +164,7 @@ def _finite(columns: Tensor, kind: str) -> Tensor:
     return columns
 
 
-def _check_overlap(posterior: Any, n: int, overlap: int) -> None:
+def _check_overlap(posterior: Posterior, n: int, overlap: int) -> None:
     """Refuse held-out data with many training inputs; ``n`` others are left."""
     if overlap > _OVERLAP * (n + overlap):
         raise DataError(_training_data(posterior, n + overlap, overlap))
@@ -172,9 +172,9 @@ def _check_overlap(posterior: Any, n: int, overlap: int) -> None:
         warn(f"{overlap:,} of the {n + overlap:,} held-out inputs are training data; they were left out.")
 
 
-def _check_repeated(posterior: Any, n: int, overlap: int, repeated: float) -> None:
+def _check_repeated(posterior: Posterior, n: int, overlap: int, repeated: float) -> None:
     """Refuse held-out data that hold more training inputs than by chance, where training inputs repeat."""
-    error = 0.5 / max(1, n) ** 0.5 + 0.5 / len(posterior._familiar.sums) ** 0.5  # standard errors, at most
+    error = 0.5 / max(1, n) ** 0.5 + 0.5 / len(need_familiar(posterior).sums) ** 0.5  # standard errors, at most
     if overlap > (repeated + _ERRORS * error) * n:
         raise DataError(_training_data(posterior, n, overlap))
     if overlap:
@@ -185,7 +185,7 @@ def _check_repeated(posterior: Any, n: int, overlap: int, repeated: float) -> No
         )
 
 
-def _training_data(posterior: Any, n: int, overlap: int) -> str:
+def _training_data(posterior: Posterior, n: int, overlap: int) -> str:
     return (
         f"{overlap:,} of the {n:,} held-out inputs are training data of {type(posterior).__name__}. A network is more "
         "certain of these than of new inputs: calibrate with data that it was not trained on."
@@ -193,7 +193,7 @@ def _training_data(posterior: Any, n: int, overlap: int) -> str:
 
 
 def _errors_of(
-    posterior: Any, prediction: Prediction | None, y: Tensor | None, generator: torch.Generator
+    posterior: Posterior, prediction: Prediction | None, y: Tensor | None, generator: torch.Generator
 ) -> Tensor | None:
     if prediction is None or y is None:
         return None
@@ -202,14 +202,14 @@ def _errors_of(
     return None if found is None else found.double().cpu()
 
 
-def position_kinds(posterior: Any, kind: str) -> tuple[str, ...]:
+def position_kinds(posterior: Posterior, kind: str) -> tuple[str, ...]:
     """Return the score of single positions that belongs to a calibrated score, or those to choose from."""
     if kind != COMBINED:
         return (kind,) if kind in SCORES else ()
     return tuple(k for k in _OF_POSITIONS if k in scores_of(posterior.likelihood) and k in posterior._scoring.kinds)
 
 
-def best_position_kind(posterior: Any, pool: list[Any], mask: Mask, kinds: tuple[str, ...]) -> str:
+def best_position_kind(posterior: Posterior, pool: list[Any], mask: Mask, kinds: tuple[str, ...]) -> str:
     """Return the first score that tells positions of held-out inputs from those of strangers as well as the best.
 
     The variance comes first. Many positions of artificial strangers are familiar, so that small differences say little.
@@ -229,7 +229,7 @@ def best_position_kind(posterior: Any, pool: list[Any], mask: Mask, kinds: tuple
 
 
 def _position_scores(
-    posterior: Any, prediction: Prediction | None, kinds: tuple[str, ...], generator: torch.Generator
+    posterior: Posterior, prediction: Prediction | None, kinds: tuple[str, ...], generator: torch.Generator
 ) -> Tensor | None:  # (n, k)
     """Return scores at the same random position of each input."""
     if prediction is None or not kinds or len(posterior.likelihood.positions(prediction.mean)) < 2:
@@ -247,7 +247,7 @@ def _joined(parts: list[Tensor | None]) -> Tensor | None:
     return torch.cat(found) if found and len(found) == len(parts) else None
 
 
-def made_strangers(posterior: Any, pool: list[Any], mask: Mask) -> dict[str, Tensor]:
+def made_strangers(posterior: Posterior, pool: list[Any], mask: Mask) -> dict[str, Tensor]:
     """Return the statistics of artificial strangers, by kind."""
     generator, found = torch.Generator().manual_seed(1), dict[str, list[Tensor]]()
     for x in pool:
@@ -259,18 +259,19 @@ def made_strangers(posterior: Any, pool: list[Any], mask: Mask) -> dict[str, Ten
     return {kind: torch.cat(parts) for kind, parts in found.items()}
 
 
-def trained_statistics(posterior: Any, pool: list[Any], mask: Mask) -> Tensor | None:  # (t, k)
+def trained_statistics(posterior: Posterior, pool: list[Any], mask: Mask) -> Tensor | None:  # (t, k)
     """Return the statistics of some training data where these are rows of a table, and None elsewhere.
 
     A row can be too near to the middle of a table to be familiar, and these say what is not too near.
     """
-    if not posterior._familiar.table or not pool:
+    familiar = need_familiar(posterior)
+    if not familiar.table or not pool:
         return None
-    known = posterior._familiar.inputs(pool[0], _MOST_TRAINED)
+    known = familiar.inputs(pool[0], _MOST_TRAINED)
     return torch.cat(list(statistics.combined(posterior, known, mask))).cpu()
 
 
-def _lookups(posterior: Any, x: Any, pool: list[Any]) -> list[Lookup]:
+def _lookups(posterior: Posterior, x: Any, pool: list[Any]) -> list[Lookup]:
     """Return which columns are looked up in tables; none if the network does not take other lines of these."""
     few, network = take_examples(x, 0, _FEW), posterior._network
     lookups = find_lookups(network, x)

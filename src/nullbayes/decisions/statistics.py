@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.decisions.familiar import NEIGHBOURS
+from nullbayes.decisions.posterior import Posterior, need_familiar
 from nullbayes.errors import DataError
 from nullbayes.jacobian.batches import is_array, n_examples
 from nullbayes.jacobian.features import FeatureReader
@@ -18,21 +19,21 @@ CONFIDENCE = ("generalized_entropy", "energy")
 _SMALLEST = 1e-30  # of a variance, before its logarithm is taken
 
 
-def names(posterior: Any) -> tuple[str, ...]:
+def names(posterior: Posterior) -> tuple[str, ...]:
     """Return the names of the statistics of a posterior."""
     first: tuple[str, ...] = CONFIDENCE if posterior.likelihood.has_probabilities and posterior.n_samples else ()
-    own, rows = posterior._scoring.membership, posterior._familiar.rows
+    own, rows = posterior._scoring.membership, need_familiar(posterior).rows
     first += () if rows is None else ("neighbour in the table",)
     last = () if own is None else (f"log {own}",)
     return (*first, *(f"neighbour {k}" for k in NEIGHBOURS), "residual", *last)
 
 
-def statistics(posterior: Any, x: Any, prediction: Prediction | None, mask: Mask) -> Tensor:  # (n, k) float64
+def statistics(posterior: Posterior, x: Any, prediction: Prediction | None, mask: Mask) -> Tensor:  # (n, k) float64
     """Return the statistics of some inputs; each is higher for stranger inputs.
 
     ``prediction`` is that of the posterior, with the mask, or None for a method that is only a score.
     """
-    familiar, own, likelihood = posterior._familiar, posterior._scoring.membership, posterior.likelihood
+    familiar, own, likelihood = need_familiar(posterior), posterior._scoring.membership, posterior.likelihood
     columns = []
     if prediction is not None and likelihood.has_probabilities:
         columns += [score(prediction, likelihood, kind) for kind in CONFIDENCE]
@@ -46,7 +47,7 @@ def statistics(posterior: Any, x: Any, prediction: Prediction | None, mask: Mask
     return torch.stack([column.double() for column in columns], dim=1)
 
 
-def combined(posterior: Any, x: Any, mask: Mask) -> Iterator[Tensor]:  # (n, k) each
+def combined(posterior: Posterior, x: Any, mask: Mask) -> Iterator[Tensor]:  # (n, k) each
     """Iterate over the statistics of all inputs, few at a time."""
     start = 0
     for piece in stream(x, posterior._network, posterior._batch_fn, posterior.n_samples):

@@ -10,7 +10,7 @@ import torch
 from nullbayes.errors import SettingsError
 from nullbayes.evaluation.entries import CALIBRATED, Entry, read_familiar, read_methods, read_strangers
 from nullbayes.evaluation.figures import figures, intervals
-from nullbayes.evaluation.measuring import Answers, ask_familiar, ask_strangers, costs, has_default_precision
+from nullbayes.evaluation.measuring import MethodAnswers, ask_familiar, ask_strangers, costs, has_default_precision
 from nullbayes.evaluation.results import Detection as Detection
 from nullbayes.evaluation.results import Evaluation as Evaluation
 from nullbayes.evaluation.results import EvaluationRow as EvaluationRow
@@ -108,7 +108,12 @@ def evaluate(
 
 
 def _row(
-    entry: Entry, name: str, inside: Answers, outside: Mapping[str, Answers], bootstrap: int, seed: int | None
+    entry: Entry,
+    name: str,
+    inside: MethodAnswers,
+    outside: Mapping[str, MethodAnswers],
+    bootstrap: int,
+    seed: int | None,
 ) -> EvaluationRow:
     """Return the row of a method and one of its scores."""
     kind, judged = entry.kinds[name], inside.judged
@@ -144,7 +149,7 @@ def _row(
     )
 
 
-def _flagged(answers: Answers, kind: str | None) -> float | None:
+def _flagged(answers: MethodAnswers, kind: str | None) -> float | None:
     """Return the share of inputs that a calibrated method decides to be strange."""
     if kind is not None or answers.p_values is None:
         return None

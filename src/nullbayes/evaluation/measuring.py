@@ -19,7 +19,7 @@ from nullbayes.predictive import Mask, stream
 
 
 @dataclass(frozen=True)
-class Answers:
+class MethodAnswers:
     """What a method says about one set of inputs."""
 
     scores: dict[str, Tensor]  # (N,) by the names of the rows
@@ -36,13 +36,13 @@ class _Parts:
     seconds: float = 0.0
 
 
-def ask_familiar(entry: Entry, data: Any, mask: Mask) -> Answers:
+def ask_familiar(entry: Entry, data: Any, mask: Mask) -> MethodAnswers:
     """Ask a method about data with targets."""
     pieces = watched(entry.method._pieces(data), entry.method._familiar, f"{entry.name!r} looks better than it is")
     return _ask(entry, _located("in_data", pieces), mask, "in_data")
 
 
-def ask_strangers(entry: Entry, name: str, data: Any, mask: Mask) -> Answers:
+def ask_strangers(entry: Entry, name: str, data: Any, mask: Mask) -> MethodAnswers:
     """Ask a method about inputs, whose targets are skipped if there are any."""
     method, where = entry.method, f"strangers[{name!r}]"
     if isinstance(data, tuple) and method._network.input_signature:
@@ -51,7 +51,7 @@ def ask_strangers(entry: Entry, name: str, data: Any, mask: Mask) -> Answers:
     return _ask(entry, ((x, None) for x in _located(where, inputs)), mask, where)
 
 
-def _ask(entry: Entry, batches: Iterable[tuple[Any, Tensor | None]], mask: Mask, where: str) -> Answers:
+def _ask(entry: Entry, batches: Iterable[tuple[Any, Tensor | None]], mask: Mask, where: str) -> MethodAnswers:
     method, judged = entry.method, list[Judged]()
     parts = {row: _Parts() for row in entry.kinds}
     shared = any(entry.from_prediction(kind) for kind in entry.kinds.values())
@@ -82,7 +82,7 @@ def _ask(entry: Entry, batches: Iterable[tuple[Any, Tensor | None]], mask: Mask,
         if not bool(torch.isfinite(values).all()):
             msg = f"{row!r}: some scores on {where} are NaN or infinite; find out which inputs cause them."
             raise DataError(msg)
-    return Answers(
+    return MethodAnswers(
         scores,
         joined(judged) if judged else None,
         None if calibration is None else calibration.p_value(scores[str(calibrated)]),

@@ -19,8 +19,9 @@ from torch import Tensor
 import nullbayes as nb
 from nullbayes.errors import DataError, ModelError, SettingsError
 from nullbayes.jacobian.batches import as_tensors, leaves, n_examples, to_device
+from nullbayes.jacobian.products import centred
 from nullbayes.jacobian.tracing import trace_linearized
-from nullbayes.predictive import Masks, centred, default_score, scores_of
+from nullbayes.predictive import Masks, default_score, scores_of
 from nullbayes.predictive import score as score_of
 
 

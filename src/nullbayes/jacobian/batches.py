@@ -128,6 +128,11 @@ def n_examples(x: Any) -> int:
     return lengths.pop()
 
 
+def ordinary(leaf: Tensor) -> Tensor:
+    """Return a tensor that may take part in differentiation: a copy of an inference tensor, else itself."""
+    return leaf.clone() if leaf.is_inference() else leaf
+
+
 def take_examples(x: Any, start: int, stop: int) -> Any:
     """Return some examples of an input; a tensor without dimensions belongs to all of them."""
     return map_leaves(lambda leaf: leaf[start:stop] if leaf.ndim else leaf, x)

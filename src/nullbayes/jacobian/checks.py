@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.autograd import RowFunction, gradients, ordinary, recording
-from nullbayes.jacobian.batches import map_leaves, n_examples, take_examples
+from nullbayes.jacobian.batches import map_leaves, n_examples, ordinary, take_examples
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.modules import HALF
-from nullbayes.jacobian.network import Leaves, Network
+from nullbayes.jacobian.network import Leaves, Network, RowFunction
+from nullbayes.jacobian.routes import gradients
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import Piece
-from nullbayes.precision import differentiable, full_precision
+from nullbayes.precision import differentiable, full_precision, recording
 
 CHUNK_TOLERANCE = 3e-3  # of many examples together: rounding decides which way a ReLU at zero goes
 COUPLED = (

@@ -12,8 +12,8 @@ from torch import Tensor
 from nullbayes.distributed import ALONE, Group
 from nullbayes.errors import SettingsError
 from nullbayes.limits import RowCosts
-from nullbayes.linalg.columns import DividedRows
 from nullbayes.linalg.rows import Rows
+from nullbayes.linalg.shared import DividedRows
 
 
 @dataclass(frozen=True)

@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
-from nullbayes.jacobian.autograd import gradients, many_gradients, ordinary, recording
-from nullbayes.jacobian.batches import map_leaves, n_examples
+from nullbayes.jacobian.batches import map_leaves, n_examples, ordinary
 from nullbayes.jacobian.checks import CHUNK_TOLERANCE, AutogradReference
 from nullbayes.jacobian.network import Leaves
+from nullbayes.jacobian.routes import gradients, many_gradients
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.linalg.compact import TablePiece
 from nullbayes.linalg.pieces import DensePiece, Piece
-from nullbayes.precision import full_precision
+from nullbayes.precision import full_precision, recording
 
 _OUTPUTS = 4  # as many backward passes take no longer than copies
 _ENTRIES = 2**21  # of the rows that are formed by output, whole

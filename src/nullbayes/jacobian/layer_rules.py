@@ -2,7 +2,7 @@ r"""One rule for each type of layer: its rows, from its inputs and from the grad
 
 A rule is a function ``(module, inputs, gradients) -> rows``. ``inputs`` (n, ...) went into the layer, ``gradients``
 (n, O, ...) are the derivatives of each output of the network with respect to what came out of it. The rows are
-:class:`Factors` or :class:`Chosen`, or entries (n, O, *shape) for each parameter, computed when they are asked for. To
+:class:`Outer` or :class:`Chosen`, or entries (n, O, *shape) for each parameter, computed when they are asked for. To
 add a layer type, write such a function and name it in :data:`RULES`, or in :data:`NAMED_RULES` if the type belongs to
 another package. Rows are compared with plain differentiation before they are used, so that a rule need not foresee
 everything.
@@ -31,7 +31,7 @@ Entries = dict[str, Callable[[], Tensor]]  # name of the parameter -> (n, O, *sh
 
 
 @dataclass(frozen=True)
-class Factors:
+class Outer:
     r"""Weight rows :math:`\sum_t g_{no,t}\, a_{n,t}^\top` over positions, bias rows :math:`\sum_t g_{no,t}`."""
 
     inputs: Tensor  # (n, T, in)
@@ -67,11 +67,11 @@ class Chosen:
         return {"weight": weight}
 
 
-Rule = Callable[[Any, Tensor, Tensor], Factors | Chosen | Entries]
+Rule = Callable[[Any, Tensor, Tensor], Outer | Chosen | Entries]
 
 
 def pieces(
-    rows: Factors | Chosen | Entries, columns: Mapping[str, int], shared: Collection[str] = (), *, compact: bool = False
+    rows: Outer | Chosen | Entries, columns: Mapping[str, int], shared: Collection[str] = (), *, compact: bool = False
 ) -> list[Piece]:
     """Place rows at their columns: as factors if an example has one position, as entries if it has several.
 
@@ -91,7 +91,7 @@ def pieces(
     return made
 
 
-def _factored(rows: Factors | Chosen, weight: int | None, bias: int | None, compact: bool) -> Piece | None:
+def _factored(rows: Outer | Chosen, weight: int | None, bias: int | None, compact: bool) -> Piece | None:
     """Return the piece that holds factors, or None where entries are held."""
     if isinstance(rows, Chosen):
         return TablePiece(rows.lines, rows.gradients, weight, rows.n_lines) if compact and weight is not None else None
@@ -187,9 +187,9 @@ def _is_changed(module: nn.Module) -> bool:
 # --- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> Factors:
+def _linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> Outer:
     n, outputs, width = gradients.shape[0], gradients.shape[1], gradients.shape[-1]
-    return Factors(inputs.reshape(n, -1, inputs.shape[-1]), gradients.reshape(n, outputs, -1, width).mT)
+    return Outer(inputs.reshape(n, -1, inputs.shape[-1]), gradients.reshape(n, outputs, -1, width).mT)
 
 
 def _transposed_linear(module: nn.Module, inputs: Tensor, gradients: Tensor) -> Entries:
@@ -198,10 +198,10 @@ def _transposed_linear(module: nn.Module, inputs: Tensor, gradients: Tensor) -> 
     return {"weight": lambda: flat.mT[:, None] @ back, "bias": lambda: back.sum(2)}
 
 
-def _convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, gradients: Tensor) -> Factors | Entries:
+def _convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, gradients: Tensor) -> Outer | Entries:
     patches, gradients = _patches(module, inputs), gradients.flatten(3)  # (n, in * kernel, T), (n, O, out, T)
     if module.groups == 1:
-        return Factors(patches.mT, gradients)
+        return Outer(patches.mT, gradients)
     n, outputs, _, positions = gradients.shape
     grouped = gradients.reshape(n, outputs, module.groups, -1, positions)
     patches = patches.reshape(n, module.groups, -1, positions)

@@ -10,7 +10,7 @@ import contextlib
 import copy
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,13 @@ from nullbayes.torch_internals import before_compilation
 
 OutputFn = Callable[[Any], Tensor]
 _ALONE = "one example x alone as x[None]"
+
+
+class RowFunction(Protocol):
+    """What the rows are the derivatives of: one output of the network, or its loss, for each row."""
+
+    def __call__(self, flat: Tensor, x: Any, y: Tensor) -> Tensor:  # (P,) -> (n, O)
+        """Evaluate at flat parameters on some examples."""
 
 
 class Network:

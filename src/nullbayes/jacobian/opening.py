@@ -2,31 +2,29 @@
 
 One pass over the data evaluates the network batch by batch. What the likelihood takes from the training data, how far
 the outputs spread, and whether the outputs can be what the likelihood takes them for, are sums over examples: they are
-added up, and no outputs are kept.
+added up, and no outputs are kept. So is how well the network predicts the targets, beside what one can say without it:
+that finds a network that is not trained, whose weights were not loaded or whose inputs are prepared in another way.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
 
 from nullbayes.distributed import Group
-from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, warn
-from nullbayes.jacobian.autograd import ordinary, recording
-from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves, signed
+from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, UntrainedWarning, warn
+from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves, ordinary, signed
 from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.guesses import Guesses
+from nullbayes.jacobian.named_inputs import by_name, check_labels, compare_with_mask
 from nullbayes.jacobian.network import Network, OutputFn, Selection
-from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, resolve
+from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, Regression, resolve
 from nullbayes.limits import is_out_of_memory
+from nullbayes.precision import recording
 
 _EXAMPLES_AT_A_TIME = {"cpu": 64, "cuda": 1024}
 _NUMBERS_KEPT = 2**21  # outputs that wait to be added up: a sum over many small batches takes longer than one over all
@@ -38,7 +36,13 @@ _PASSING = {  # operations that move numbers and leave them as they are
 _SUM_TOLERANCE = 1e-3  # of probabilities, which may come from half precision
 _SAME = 1e-6  # of the size of the outputs: as much as rounding makes them differ
 _ENOUGH = 20  # examples to judge by, where values are the only evidence
-_LOSSES_AGREE = 0.02  # of their size
+# how much worse than the mean, in squared errors, or than frequencies, in likelihood, causes a warning
+_NUMBERS = {"training": 1.0, "held-out": 1.25}
+_LABELS = {"training": (1.0, 0.0), "held-out": (1.5, 0.2)}  # times, and nats per label beyond that
+_ADVICE = {
+    "training": "A posterior around it says nothing. Are the trained weights loaded, model.load_state_dict(...)?",
+    "held-out": "Are the targets in the order of their inputs?",
+}
 _LOGS = (
     "Pass the network without it, or output_fn=lambda p: p.clamp_min(1e-12).log(), whose softmax gives the same "
     "probabilities."
@@ -79,7 +83,7 @@ def open_data(
     network.input_signature = signed(described(few), examples.columns)  # once the network takes them
     check_examples(network, few)
     check_derivatives(network, few)
-    chosen, sums = resolve(likelihood), None
+    chosen, sums = likelihood if isinstance(likelihood, Likelihood) else resolve(likelihood), None
     for start, stop in examples.ranges(_EXAMPLES_AT_A_TIME.get(network.device.type, 64)):
         x, y = examples.read(start, stop)
         outputs = network.outputs(x)
@@ -94,7 +98,8 @@ def open_data(
         msg = "Every target is one to be ignored (ignore_index): there is nothing to project on."
         raise DataError(msg)
     check_ending(network, chosen, few)
-    check_labels(network, chosen, few, few_targets, answers)
+    if isinstance(few, Mapping):
+        check_labels(network, chosen, few, few_targets, answers)
     if not examples.partial:
         sums.check()
     return Opened(network, examples, sums.fitted(), sums.n_counted, sums.spread(), sums.stds())
@@ -113,22 +118,104 @@ def _first_answers(network: Network, x: Any) -> Tensor:
         whole = "type" in said[0] and any(not leaf.is_floating_point() for leaf in leaves(x))
         hint = f" Whole numbers may have to be converted: x.to({network.dtype})." if whole else ""
         if isinstance(x, Mapping) and "unexpected keyword" in said[0]:
-            hint = _by_name(network, x)
+            hint = by_name(network, x)
         msg = f"The network failed on the first batch, {described(x)} (n examples): {said[0]}{hint}"
         raise InputError(msg) from error
 
 
-def _by_name(network: Network, x: Mapping[str, Any]) -> str:
-    """Say how to pass the parts of a mapping to a network that does not take all of them by name."""
-    taken = list(inspect.signature(network.module.forward).parameters)
-    kept = [name for name in x if name in taken]
-    inputs = "{" + ", ".join(f"{name!r}: batch[{name!r}]" for name in kept or x) + "}"
-    if kept or len(taken) != 1:
-        return f". Leave out what it does not take: batch_fn=lambda batch: ({inputs}, batch['labels'])."
-    return (
-        ". If it takes one dict, put that into a tuple, because the parts of a mapping are passed by name: "
-        f"batch_fn=lambda batch: (({inputs},), batch['labels']). Later calls take the same form, predict(({{...}},))."
-    )
+class Guesses:
+    """How well labels are predicted, beside their frequencies, or numbers beside their mean; added up over batches."""
+
+    def __init__(self) -> None:
+        self._nll = 0.0
+        self._counts: Tensor | None = None  # (1, C), or (O, 2) for independent labels: how often each label is there
+        self._hits: Tensor | None = None  # how often it is predicted where it is there
+        self._n = 0  # examples of a regression; squared errors of each output, and squares of targets around their mean
+        self._mean = self._squares = self._errors = torch.zeros((), dtype=torch.float64, device="cpu")
+
+    def add(self, likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> None:  # (n, ...)
+        """Take in another batch; only labels that are whole numbers have frequencies."""
+        if isinstance(likelihood, Regression):
+            y = targets.reshape(outputs.shape).double()
+            mean = y.mean(0)
+            self._add_numbers(len(y), mean, (y - mean).square().sum(0), (outputs.double() - y).square().sum(0))
+            return
+        one_of_many = isinstance(likelihood, Classification) and not targets.is_floating_point()
+        if not (one_of_many or isinstance(likelihood, Bernoulli)):
+            return
+        logits = likelihood.choices(outputs)  # (n, ..., C)
+        labels = targets.reshape(logits.shape[:-1]).long()
+        ignored = labels == likelihood.ignore_index if isinstance(likelihood, Classification) else labels < 0
+        terms = logits.log_softmax(-1).gather(-1, labels.masked_fill(ignored, 0)[..., None])[..., 0]
+        self._nll -= float(terms.masked_fill(ignored, 0.0).sum())
+        right = (logits.argmax(-1) == labels) & ~ignored
+        counts, hits = (_frequencies(labels, chosen, one_of_many, logits.shape[-1]) for chosen in (~ignored, right))
+        self._counts = counts if self._counts is None else self._counts + counts
+        self._hits = hits if self._hits is None else self._hits + hits
+
+    def join(self, other: Guesses) -> None:
+        """Take in the guesses about other examples."""
+        if other._counts is not None and other._hits is not None:
+            self._nll += other._nll
+            self._counts = other._counts + (0 if self._counts is None else self._counts.to(other._counts))
+            self._hits = other._hits + (0 if self._hits is None else self._hits.to(other._hits))
+        if other._n:
+            self._add_numbers(other._n, other._mean, other._squares, other._errors)
+
+    def _add_numbers(self, n: int, mean: Tensor, squares: Tensor, errors: Tensor) -> None:  # (...) each
+        """Take in n targets of a regression: their mean, the squares around it, and the squared errors."""
+        before, apart = self._n, mean - self._mean.to(mean)
+        self._n, self._errors = before + n, self._errors.to(mean) + errors
+        self._mean = self._mean.to(mean) + apart * n / self._n
+        self._squares = self._squares.to(mean) + squares + apart.square() * before * n / self._n
+
+    def check(self, kind: str) -> None:
+        """Warn of a network that is no better than the frequencies, by likelihood, accuracy and balanced accuracy.
+
+        A network that was trained with weights of the classes loses to the frequencies by the first two. For numbers,
+        the squared error is compared with that of their mean, on average over the outputs, each in units of its own.
+        ``kind`` says what data these are: a weak network may be worse than what held-out data say themselves by chance,
+        and one whose targets are in another order is far worse.
+        """
+        varies = self._squares > 0
+        worse = (self._errors / torch.where(varies, self._squares, 1.0))[varies]
+        if worse.numel() and float(worse.mean()) >= _NUMBERS[kind]:
+            message = (
+                f"The network predicts its {kind} targets no better than their mean does: its squared errors are "
+                f"{float(worse.mean()):.3g} times those of the mean. {_ADVICE[kind]} Are inputs and targets scaled as "
+                "in training?"
+            )
+            warn(message, UntrainedWarning)
+        if self._counts is None or self._hits is None:
+            return
+        counts, hits = self._counts.double(), self._hits.double()
+        n, most, right = float(counts.sum()), float(counts.amax(1).sum()), float(hits.sum())
+        there, recalls = counts > 0, hits / counts.clamp_min(1.0)
+        by_chance = 1.0 / there.sum(1, keepdim=True).clamp_min(1)
+        gained = float(((recalls - by_chance) * there * by_chance).sum(1).mean())  # in balanced accuracy
+        errors = (by_chance * (1.0 - by_chance) / counts.clamp_min(1.0) * by_chance.square() * there).sum()
+        balanced = gained <= 2.0 * float(errors.sqrt()) / len(counts)
+        frequencies = float(
+            torch.special.entr(counts / counts.sum(1, keepdim=True).clamp_min(1.0)).sum(1) @ counts.sum(1)
+        )
+        chance = 2.0 * (most * (1.0 - most / max(n, 1.0))) ** 0.5  # two standard errors
+        factor, nats = _LABELS[kind]
+        if 0.0 < factor * frequencies + nats * n <= self._nll and right <= most + chance and balanced:
+            message = (
+                f"The network predicts its {kind} labels no better than their frequencies do: "
+                f"NLL {self._nll / n:.3g} where frequencies have {frequencies / n:.3g}, accuracy {right / n:.3g} "
+                f"where the most frequent label has {most / n:.3g}. {_ADVICE[kind]} Are inputs prepared, and classes "
+                "numbered, as in training?"
+            )
+            warn(message, UntrainedWarning)
+
+
+def _frequencies(labels: Tensor, chosen: Tensor, one_of_many: bool, n_classes: int) -> Tensor:  # (1, C) or (O, 2)
+    """Count the chosen ones of some labels (n, ...)."""
+    if one_of_many:
+        return torch.bincount(labels[chosen], minlength=n_classes)[None]
+    ones, all_chosen = (labels * chosen).flatten(1).sum(0), chosen.flatten(1).sum(0)
+    return torch.stack([all_chosen - ones, ones], 1)
 
 
 class OutputSums:
@@ -151,9 +238,10 @@ class OutputSums:
 
     def see(self, x: Any, outputs: Tensor, targets: Tensor) -> None:  # (n, ...)
         """Take in another batch. It is added to the sums when there are enough numbers, or by `add_waiting`."""
-        on_padding, in_mask = _compare_with_mask(self.likelihood, x, targets)
-        self._label_on_padding |= on_padding
-        self._ignored_in_mask |= in_mask
+        if isinstance(x, Mapping):
+            on_padding, in_mask = compare_with_mask(self.likelihood, x, targets)
+            self._label_on_padding |= on_padding
+            self._ignored_in_mask |= in_mask
         self._waiting.append((outputs, targets))
         if sum(waiting.numel() for waiting, _ in self._waiting) >= _NUMBERS_KEPT:
             self.add_waiting()
@@ -290,54 +378,3 @@ def _last_operation(outputs: Tensor) -> str:
     while node is not None and node.name().rstrip("0123456789") in _PASSING and node.next_functions:
         node = node.next_functions[0][0]
     return "" if node is None else node.name().rstrip("0123456789")
-
-
-def _compare_with_mask(likelihood: Likelihood, x: Any, y: Tensor) -> tuple[bool, bool]:
-    """Return whether labels count where the mask of the input is 0, and whether they are ignored where it is 1."""
-    mask = x.get("attention_mask") if isinstance(x, Mapping) else None
-    if not isinstance(likelihood, Classification) or not isinstance(mask, Tensor) or y.is_floating_point():
-        return False, False
-    if mask.shape != y.shape:
-        return False, False
-    counts, ignored = mask.bool(), y == likelihood.ignore_index
-    return bool((~ignored & ~counts).any()), bool((ignored & counts).any())
-
-
-def check_labels(network: Network, likelihood: Likelihood, x: Any, y: Tensor, outputs: Tensor) -> None:
-    """Refuse labels that the model itself shifts by one position, as causal language models do.
-
-    The model is asked for its own loss, if it takes labels by that name and the batch is a mapping.
-    """
-    if not (isinstance(likelihood, Classification) and isinstance(x, Mapping)) or y.is_floating_point():
-        return
-    if outputs.ndim != 3 or y.shape != outputs.shape[:2] or y.shape[1] < 2:
-        return
-    theirs = _own_loss(network, x, y)
-    if theirs is None:
-        return
-    logits, labels, ignore = outputs.double(), y.long(), likelihood.ignore_index
-    plain, shifted = (
-        float(cross_entropy(f.flatten(0, 1), t.flatten(), ignore_index=ignore))
-        for f, t in ((logits, labels), (logits[:, :-1], labels[:, 1:]))
-    )
-    if abs(theirs - shifted) <= _LOSSES_AGREE * max(shifted, 0.05) < plain - theirs:
-        msg = (
-            f"The model shifts its labels by one position: its own loss on the first batch is {theirs:.3g}, that of "
-            f"the labels as they are {plain:.3g}. Shift them for nullbayes, which does not: batch_fn=lambda batch: "
-            "({key: batch[key] for key in batch if key != 'labels'}, "
-            f"torch.nn.functional.pad(batch['labels'][:, 1:], (0, 1), value={ignore}))."
-        )
-        raise LikelihoodError(msg)
-
-
-def _own_loss(network: Network, x: Mapping[str, Any], y: Tensor) -> float | None:
-    """Return the loss that a model computes from labels; None if it does not."""
-    if "labels" not in inspect.signature(network.module.forward).parameters:
-        return None
-    with torch.no_grad(), network.lock:
-        try:
-            returned = functional_call(network.module, network.unflatten(network.theta), (), {**x, "labels": y})
-        except Exception:  # labels mean something else to it
-            return None
-    loss = returned.get("loss") if isinstance(returned, Mapping) else getattr(returned, "loss", None)
-    return float(loss) if isinstance(loss, Tensor) and loss.numel() == 1 else None

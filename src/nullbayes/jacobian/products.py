@@ -14,12 +14,11 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.autograd import RowFunction
 from nullbayes.jacobian.batches import leaves, n_examples, take_examples
 from nullbayes.jacobian.checks import check_rows, seem_finite
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.few import form_few
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.network import Network, RowFunction
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.limits import is_out_of_memory
 from nullbayes.linalg.held import HeldBlock
@@ -178,6 +177,11 @@ def _load_forward_mode() -> None:
 
 
 # --- checked products -------------------------------------------------------------------------------------------------
+
+
+def centred(changes: Tensor) -> Tensor:  # (S, ...)
+    """Subtract the mean over the samples, which is Monte Carlo error if the expectation is zero."""
+    return changes - changes.mean(0)
 
 
 @full_precision()

@@ -16,16 +16,15 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import ModelError
-from nullbayes.jacobian.autograd import RowFunction, ordinary, recording
-from nullbayes.jacobian.batches import as_batch, example_dims, map_leaves, take_examples
+from nullbayes.jacobian.batches import as_batch, example_dims, map_leaves, ordinary, take_examples
 from nullbayes.jacobian.checks import CHUNK_TOLERANCE, COUPLED, AutogradReference
 from nullbayes.jacobian.layer_rules import Layer, summed
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.network import Network, RowFunction
 from nullbayes.jacobian.routes import Attempts, ByLayers, ByVmap, FormedRows, OneByOne, Range, Seen
 from nullbayes.limits import limits
 from nullbayes.linalg.held import HeldBlock
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
-from nullbayes.precision import full_precision
+from nullbayes.precision import full_precision, recording
 
 _CHECKED_EXAMPLES = 3
 _COMPARED_OUTPUTS = 16  # more outputs are combined into so many before rows are compared for the first time
@@ -79,8 +78,7 @@ class RowBuilder:
 
     @full_precision()
     def __init__(self, network: Network, function: RowFunction, x: Any, y: Tensor) -> None:
-        self.network, self._few_outputs = network, _FewOutputs(function)
-        self.function: RowFunction = self._few_outputs
+        self.network, self.function, self._few_outputs = network, function, _FewOutputs(function)
         self.working_bytes = limits(network.device).working_bytes
         self._attempts = Attempts()
         self.reasons = self._attempts.reasons
@@ -88,33 +86,46 @@ class RowBuilder:
         self._plain_routes: tuple[ByVmap | OneByOne, ...] = (ByVmap(self._attempts), OneByOne())
         self._turns, self._asked = 0, dict[str, tuple[int, int]]()  # by way: inputs so far, and when last compared
         few, y = take_examples(x, 0, _CHECKED_EXAMPLES), y[:_CHECKED_EXAMPLES]
-        values, seen = self._by_layers.capture(self.function, few, y)
+        values, seen = self._by_layers.capture(self._few_outputs, few, y)
         self._by_layers.restrict_to(seen)
-        owned = sum(parameter.numel() for layer in self.layers for parameter in layer.module.parameters())
+        self.width, times = self._few_outputs.n_outputs, self._few_outputs.n_outputs / values.shape[1]
+        formed = {layer: layer.pieces(*seen[layer.name]) for layer in self._by_layers.layers}
+        owned = sum(parameter.numel() for layer in formed for parameter in layer.module.parameters())
         self._owns_all = owned == sum(parameter.numel() for parameter in network.module.parameters())
-        self.width = values.shape[1]
-        formed = {layer: layer.pieces(*seen[layer.name]) for layer in self.layers}
         if not self._is_worthwhile(formed):
             self.reasons[ByLayers.name] = "layers with a rule have too few of the parameters"
-        made = self.checked(few, y, torch.finfo(network.dtype).eps ** 0.6)[1]
-        times = self._few_outputs.n_outputs / self.width
-        self.function, self.width = function, self._few_outputs.n_outputs
+        made = self._of_few_outputs().checked(few, y, torch.finfo(network.dtype).eps ** 0.6)[1]
+        # the route is known from here on, and what follows says what it costs
+        formed = formed if self.layers else {}
         self.example_pieces = [piece.outline(self.width) for piece in made]
-        self._compact, smaller = frozenset[str](), list[Piece]()
-        for layer in self.layers:
-            entries = any(isinstance(piece, DensePiece) for piece in formed[layer])
-            factors = layer.pieces(*seen[layer.name], compact=True) if entries else formed[layer]
-            if 2 * self._numbers(factors) <= self._numbers(formed[layer]):
-                self._compact |= {layer.name}
-            smaller += factors if layer.name in self._compact else formed[layer]
-        rest = [piece for piece in made if isinstance(piece, DensePiece) and self._is_rest(piece)]
-        self.compact_pieces = [piece.outline(self.width) for piece in [*summed(smaller), *rest]]
+        self._compact, self.compact_pieces = self._compact_form(seen, formed, made)
         self.operations = self._count_operations(values, seen)
-        self.example_bytes = self._count_bytes(seen, formed if self.layers else {}, len(y), times)
+        self.example_bytes = self._count_bytes(seen, formed, len(y), times)
         self.pushed_bytes = self._count_pushed_bytes(seen, values)
         if self.rest:
             self.example_bytes = max(self.example_bytes, self._count_plain_bytes(few, y))
             self.pushed_bytes = 2 * self.example_bytes // self.width
+
+    def _of_few_outputs(self) -> RowBuilder:
+        """Return the same for few outputs, as combinations of all."""
+        other = copy.copy(self)
+        other.function, other.width = self._few_outputs, min(self.width, _COMPARED_OUTPUTS)
+        return other
+
+    def _compact_form(
+        self, seen: Seen, formed: Mapping[Layer, list[Piece]], made: list[Piece]
+    ) -> tuple[frozenset[str], list[Piece]]:
+        """Return the names of the layers of which factors are held where memory is short, and then all pieces."""
+        names, smaller = frozenset[str](), list[Piece]()
+        for layer, pieces in formed.items():
+            entries = any(isinstance(piece, DensePiece) for piece in pieces)
+            factors = layer.pieces(*seen[layer.name], compact=True) if entries else pieces
+            if 2 * self._numbers(factors) <= self._numbers(pieces):
+                names |= {layer.name}
+            smaller += factors if layer.name in names else pieces
+        starts = {start for start, _ in self.rest}
+        rest = [piece for piece in made if isinstance(piece, DensePiece) and piece.column in starts]
+        return names, [piece.outline(self.width) for piece in [*summed(smaller), *rest]]
 
     @property
     def layers(self) -> tuple[Layer, ...]:
@@ -144,9 +155,6 @@ class RowBuilder:
     def _numbers(self, pieces: list[Piece]) -> int:
         """Return how many numbers some pieces hold per example."""
         return sum(tensor.numel() for piece in pieces for tensor in piece.outline(self.width).tensors())
-
-    def _is_rest(self, piece: DensePiece) -> bool:
-        return any(start == piece.column for start, _ in self.rest)
 
     @property
     def examples_at_a_time(self) -> int:
@@ -220,8 +228,7 @@ class RowBuilder:
 
     def probe(self, x: Any, y: Tensor) -> tuple[RowFunction, HeldBlock]:
         """Return a function with few outputs, as combinations of all, and its rows on some examples."""
-        other = copy.copy(self)
-        other.function, other.width = self._few_outputs, min(self.width, _COMPARED_OUTPUTS)
+        other = self._of_few_outputs()
         pieces, n = tuple(other.pieces(x, y)), len(y) * other.width
         return other.function, HeldBlock(pieces, n, self.network.n_parameters, other.width, self.network.theta)
 

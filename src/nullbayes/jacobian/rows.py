@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.jacobian.autograd import RowFunction
 from nullbayes.jacobian.checks import check_rows
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.network import Network
+from nullbayes.jacobian.network import Network, RowFunction
 from nullbayes.jacobian.products import compare_modes, product_examples, pull_range, push_range
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.likelihoods import Likelihood
@@ -163,6 +162,12 @@ class JacobianRows(Rows):
         other = copy.copy(self)
         other.examples, other.n_rows, other._frobenius = examples, len(examples) * self.rows_per_example, None
         other._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
+        return other
+
+    def within(self, working_bytes: int) -> JacobianRows:
+        """Return the same rows, which work within so much memory."""
+        other = copy.copy(self)
+        other.working_bytes = working_bytes
         return other
 
     def costs(self, storage: Storage = "device") -> RowCosts:

@@ -18,8 +18,8 @@ from nullbayes.hashing import fingerprint
 from nullbayes.jacobian.batches import BatchFn, as_tensors, is_array, n_examples
 from nullbayes.jacobian.data import IN_ORDER, Examples
 from nullbayes.jacobian.loaders import Given, as_loader, check_order, remade, sampler_of
-from nullbayes.linalg.joint import JointRows
 from nullbayes.linalg.rows import Rows
+from nullbayes.linalg.shared import JointRows
 
 
 class Shard(Examples):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nullbayes.errors import SettingsError
 from nullbayes.limits import PRODUCT_COPIES
-from nullbayes.linalg.dense import DenseRows
+from nullbayes.linalg.held import DenseRows
 from nullbayes.linalg.rows import Block, Rows
 from nullbayes.precision import full_precision
 

@@ -28,7 +28,7 @@ from nullbayes.linalg.halves import add_product, split
 _TRAPEZOID = 2  # panels of a Cholesky factor per trapezoid of what is left to update
 
 
-def relative_cutoff(size: int, rows_dtype: torch.dtype, gram_dtype: torch.dtype = torch.float64) -> float:
+def relative_cutoff(size: int, rows_dtype: torch.dtype) -> float:
     """Return the cut below which an eigenvalue of a Gram matrix, relative to the largest, is rounding.
 
     Two roundings count: that of the Gram matrix itself, ``size * eps``, and that of products with the rows, which reach
@@ -37,7 +37,7 @@ def relative_cutoff(size: int, rows_dtype: torch.dtype, gram_dtype: torch.dtype 
     Two places decide rank otherwise, because they work in the precision of the rows and not in float64: a coarse space
     drops eigenvalues below ``size * eps``, and a Krylov basis drops vectors that have lost half of their digits.
     """
-    return size * max(torch.finfo(gram_dtype).eps, (8.0 * torch.finfo(rows_dtype).eps) ** 2)
+    return size * max(torch.finfo(torch.float64).eps, (8.0 * torch.finfo(rows_dtype).eps) ** 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import OutputFn
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
 from nullbayes.posteriors.base import SamplePosterior as SamplePosterior
+from nullbayes.posteriors.checking import FitCheck as FitCheck
 from nullbayes.posteriors.checkpoint import KIND as _CHECKPOINT
 from nullbayes.posteriors.files import from_file
 from nullbayes.posteriors.header import altered, check_header
-from nullbayes.posteriors.measured import FitCheck as FitCheck
 from nullbayes.posteriors.projected import LossProjectedPosterior as LossProjectedPosterior
 from nullbayes.posteriors.projected import ProjectedPosterior as ProjectedPosterior
 from nullbayes.posteriors.report import FitReport as FitReport

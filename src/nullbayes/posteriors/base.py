@@ -17,10 +17,9 @@ from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn, resolve
-from nullbayes.posteriors import files, predictions, scale, scoring
+from nullbayes.posteriors import checking, files, predictions, scale, scoring
 from nullbayes.posteriors.arguments import check_precision, positive, whole
 from nullbayes.posteriors.header import Fields
-from nullbayes.predictive import default_link, default_score
 
 
 class SamplePosterior(ABC):
@@ -33,7 +32,7 @@ class SamplePosterior(ABC):
     """
 
     _fewest = 2  # samples that a file may hold: as many as a variance needs
-    _link = default_link("linearized")
+    _pred_type = "linearized"  # of predictions by default
     _header_fields: ClassVar[Fields] = {}  # that a class adds to the header of its file, with their tests
     _report_fields: ClassVar[Fields] = {}  # of "report" in the header
     _familiar: decisions.Familiar | None = None  # what a fit remembers of the training data
@@ -86,6 +85,10 @@ class SamplePosterior(ABC):
             raise NotFittedError(msg)
         return self._directions
 
+    def _need_samples(self) -> None:
+        """Refuse to predict without samples."""
+        self._check_fitted()
+
     @property
     def n_samples(self) -> int:
         """The number of samples."""
@@ -105,32 +108,7 @@ class SamplePosterior(ABC):
             raise SettingsError(msg)
         return self.directions[:n_samples]
 
-    def sample(self, n: int | None = None) -> dict[str, Tensor]:
-        """Return the parameters of samples, for ``torch.func.functional_call`` for example.
-
-        Parameters
-        ----------
-        n : int, optional
-            Only those of the first ``n`` samples.
-
-        Returns
-        -------
-        dict of Tensor (n, ...)
-            The parameters that vary, by name, stacked over samples: ``n`` times as much memory as they take.
-
-        Examples
-        --------
-        >>> import torch
-        >>> import nullbayes as nb
-        >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
-        >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
-        >>> posterior.sample(3)["weight"].shape
-        torch.Size([3, 1, 4])
-        """
-        network = self._network
-        return network.whole.unflatten(network.whole.theta + network.all_columns(self._deviations(n, least=1)))
-
-    sampled_parameters = predictions.sampled_parameters
+    sample, sampled_parameters = predictions.sample, predictions.sampled_parameters
 
     def _sampled_tensors(self, i: int) -> dict[str, Tensor]:
         """Return the tensors of the model that sample ``i`` replaces."""
@@ -142,12 +120,8 @@ class SamplePosterior(ABC):
 
     predict, _predict = predictions.predict, predictions.predict_outputs
     __call__ = predict
-    ood_score, scores, _scored = scoring.ood_score, property(scoring.scores), scoring.scored
-
-    @property
-    def _scoring(self) -> scoring.Scoring:
-        """Which scores there are."""
-        return scoring.Scoring(default_score(self._likelihood))
+    ood_score, scores = scoring.ood_score, property(scoring.scores)
+    _scored, _scoring = scoring.scored, property(scoring.scores_of_samples)
 
     def functional_variance(self, x: Any, *, exact: bool = False) -> Tensor:  # (N, ...)
         r"""Return the variance of the linearized outputs.
@@ -181,17 +155,17 @@ class SamplePosterior(ABC):
 
     # --- data with targets --------------------------------------------------------------------------------------------
 
-    def _pieces(self, data: Any, size: int = predictions.AT_ONCE, purpose: str = "") -> Iterator[tuple[Any, Tensor]]:
+    def _pieces(self, data: Any, size: int = checking.AT_ONCE, purpose: str = "") -> Iterator[tuple[Any, Tensor]]:
         """Iterate over inputs and targets; warn of training data if they do not serve the ``purpose``."""
-        pieces = predictions.pieces(self._network, self._batch_fn, data, size)
+        pieces = checking.pieces(self._network, self._batch_fn, data, size)
         return scale.noted(self, pieces, purpose) if purpose else pieces
 
     def _evaluate(self, loader: Iterable[Any], purpose: str = "") -> tuple[Tensor, Tensor, Tensor]:
         """Return the network's outputs (N, ...), the centred changes at precision 1 (S, N, ...), and the targets."""
-        pieces = self._pieces(loader, max(1, predictions.CHUNK // len(self.directions)), purpose)
-        return predictions.evaluate(self._network, self._likelihood, pieces, self.directions)
+        pieces = self._pieces(loader, max(1, checking.CHUNK // len(self.directions)), purpose)
+        return checking.evaluate(self._network, self._likelihood, pieces, self.directions)
 
-    check_fit = predictions.check_fit
+    check_fit = checking.check_fit
 
     # --- scale --------------------------------------------------------------------------------------------------------
 
@@ -239,8 +213,7 @@ class SamplePosterior(ABC):
         if number != self._likelihood.temperature:
             self._likelihood = self._likelihood.tempered(number)
 
-    optimize_prior_precision = scale.optimize_prior_precision
-    tune = scale.tune
+    optimize_prior_precision, tune = scale.optimize_prior_precision, scale.tune
 
     # --- files and copies ---------------------------------------------------------------------------------------------
 

@@ -7,32 +7,31 @@ The functions take and return values. What a fit builds on the training data is 
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nullbayes.errors import ConvergenceWarning, SettingsError
-from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.posteriors.arguments import Base, Noise, draw_seed
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.measure import Prepared as Prepared
 from nullbayes.posteriors.measure import measure
 from nullbayes.posteriors.measured import Measured, merged, timed
-from nullbayes.posteriors.parallel import slowest
-from nullbayes.posteriors.plan import FitPlan, FitRequest, make_plan, within_memory
+from nullbayes.posteriors.parallel import divided, own_data, project_some
+from nullbayes.posteriors.plan import FitPlan, FitRequest, RowSource, Shared, make_plan, within_memory
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
-from nullbayes.posteriors.shared_samples import project_some
-from nullbayes.projectors import Outcome, Projection
+from nullbayes.posteriors.sigma import with_estimate
+from nullbayes.projectors import Outcome, Projection, Projector
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Samples:
     """The directions (S, P) of all samples, what was measured on them, and whether the user stopped the last ones."""
 
     directions: Tensor
@@ -49,7 +48,7 @@ def fit(
     *,
     show: bool,
     trial: bool,
-) -> tuple[Prepared, Fitted]:
+) -> tuple[Prepared, Samples]:
     """Fit a posterior: open the data and ask for a fit to their rows, plan it, and draw samples.
 
     ``base`` and ``generator`` give the noise, and ``checkpoint`` is the file from which a killed fit continues. A
@@ -67,13 +66,44 @@ def fit(
             with meter.phase("trial"):
                 promise = run_trial(request, noise)
 
-        def work(plan: FitPlan) -> tuple[Prepared, Fitted]:
+        def work(plan: FitPlan) -> tuple[Prepared, Samples]:
             if store is not None:
                 store.follow(plan)
             prepared = build(request, plan, meter)
             return prepared, draw(prepared, noise, request.n_samples, bar, meter, promise=promise, store=store)
 
         return within_memory(request, plan, work)
+
+
+def own_source(source: RowSource, shared: Shared, checkpoint: object = None) -> RowSource:
+    """Return the same with the network of all parameters, or of those of this process if parameters are shared."""
+    network = source.network.whole
+    if shared.what == "parameters" and shared.group.size > 1:
+        network = divided(network, shared.group, checkpoint)
+    return replace(source, network=network)
+
+
+def make_request(
+    source: RowSource,
+    data: Any,
+    shared: Shared,
+    n_samples: int,
+    projector: str | Projector,
+    tolerance: float,
+    memory_limit: int | str | None,
+    *,
+    tuned: bool = False,
+) -> FitRequest:
+    """Open the training data of a fit, or this process's part of them, and ask for samples.
+
+    The noise of a regression is estimated where it was not given, without a warning if it is ``tuned`` afterwards.
+    """
+    own = data if shared.group.size == 1 else own_data(source, data, shared)
+    rows = source.rows(own)
+    if rows.likelihood.name == "regression":
+        rows = with_estimate(source, rows, tuned=tuned)
+    samples = shared.group if shared.what == "samples" else None
+    return FitRequest(rows, n_samples, projector, tolerance, memory_limit, samples)
 
 
 def begin(request: FitRequest, base: Base | None, seed: int | None, store: Checkpoint | None) -> tuple[Noise, FitPlan]:
@@ -117,7 +147,7 @@ def _trial_directions(request: FitRequest, inside: Sequence[int], noise: Noise) 
     drawn = noise.draw(rows.network, 0, asked.n_samples)[: asked.n_samples]
 
     def work(plan: FitPlan) -> Tensor:
-        state = plan.projector.prepare(_within(asked.rows, plan).stored(plan.storage))
+        state = plan.projector.prepare(asked.rows.within(plan.working_bytes).stored(plan.storage))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # a residual only adds to the variance
             projection = plan.projector.apply(state, drawn)
@@ -138,19 +168,12 @@ def _trial_plan(request: FitRequest, n_samples: int) -> tuple[FitRequest, FitPla
 
 def build(request: FitRequest, plan: FitPlan, meter: Meter) -> Prepared:
     """Build rows and projector by a plan."""
-    jacobian = _within(request.rows, plan)
+    jacobian = request.rows.within(plan.working_bytes)
     with meter.phase("rows"):
         rows = jacobian.stored(plan.storage)
     with meter.phase("factors"):
         state = plan.projector.prepare(rows)
     return Prepared(request, plan, jacobian, rows, state)
-
-
-def _within(rows: JacobianRows, plan: FitPlan) -> JacobianRows:
-    """Return a copy of rows that works within the memory of a plan; another plan starts from the original."""
-    jacobian = copy.copy(rows)
-    jacobian.working_bytes = plan.working_bytes
-    return jacobian
 
 
 def project(prepared: Prepared, noise: Tensor, bar: Progress, store: Checkpoint | None) -> Projection:  # (S, P)
@@ -161,11 +184,6 @@ def project(prepared: Prepared, noise: Tensor, bar: Progress, store: Checkpoint 
     return projector.apply(prepared.state, noise, callback=bar.sweeps(projector.rtol), store=store)
 
 
-def agreed(prepared: Prepared, measured: Measured) -> Measured:
-    """Return what the first process has measured, where processes divide the parameters and predict together."""
-    return prepared.jacobian.network.group.first(lambda: measured)
-
-
 def draw(
     prepared: Prepared,
     noise: Noise,
@@ -173,11 +191,11 @@ def draw(
     bar: Progress,
     meter: Meter,
     *,
-    before: Fitted | None = None,
+    before: Samples | None = None,
     promise: Promise | None = None,
     store: Checkpoint | None = None,
     note: str = "",
-) -> Fitted:
+) -> Samples:
     """Draw samples and measure them, together with those ``before`` them."""
     start = 0 if before is None else len(before.directions)
     drawn = noise.draw(prepared.jacobian.network, start, n_samples)
@@ -195,6 +213,6 @@ def draw(
             closed = measured.precision("optimal", prepared.jacobian.network.whole.theta)
             kept = inspected(measured.promise, prepared.jacobian, directions, closed, noise.seed)
             measured = replace(measured, promise=kept)
-    measured = timed(measured, *slowest(prepared.request.group, meter))
-    measured = agreed(prepared, measured)
-    return Fitted(directions, measured, projection.info.outcome is Outcome.INTERRUPTED)
+    measured = timed(measured, *meter.slowest(prepared.request.group))
+    measured = prepared.jacobian.network.group.first(lambda: measured)  # where processes predict together
+    return Samples(directions, measured, projection.info.outcome is Outcome.INTERRUPTED)

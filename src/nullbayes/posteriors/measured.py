@@ -1,4 +1,4 @@
-"""What a fit measured, as one value that the report shows and a posterior file holds; and what a check of it found."""
+"""What a fit measured, as one value that the report shows and a posterior file holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nullbayes import priors
 from nullbayes.errors import SettingsError
 from nullbayes.posteriors.header import MOST_NOTES, Amount, Count, Notes, fields_of
 from nullbayes.posteriors.promise import Promise
@@ -74,101 +73,21 @@ class Measured:
     def closed_form(self, theta: Tensor) -> float:  # (P,)
         """Return the precision of the largest projected marginal likelihood."""
         norm, size = float(theta.double().square().sum()), len(theta)
-        return priors.closed_form(size, self.dimension(size)[0], norm)
+        return closed_form(size, self.dimension(size)[0], norm)
 
 
-@dataclass(frozen=True)
-class FitCheck:
-    """How far a posterior's predictions moved from the network's own on some data.
+def closed_form(n_parameters: int, kernel_dimension: float, theta_squared: float) -> float:
+    r"""Return :math:`\alpha^* = (P - \operatorname{tr}(I - A^+A)) / \|\theta\|^2`, the rank over the squared norm.
 
-    Attributes
-    ----------
-    n_data : int
-        Examples checked.
-    mean_shift, max_shift : float
-        Root mean square and largest distance of the mean outputs from the network's, in units of the outputs. They are
-        zero up to rounding for linearized predictions, whose mean is the network's output.
-    std : float
-        Root mean square standard deviation of the outputs.
-    output_std : float
-        The spread of the network's own outputs, to compare these with.
-    worst_ratio : float or None
-        The largest ratio of the standard deviation of an output to its spread, for several outputs with units of
-        their own.
-    nll_model, nll_posterior : float
-        Negative log-likelihood per target, of the network and of the posterior's prediction, both at the posterior's
-        temperature.
-    accuracy_model, accuracy_posterior : float or None
-        Share of right classes (or right labels); None for likelihoods without classes.
-    temperature : float
-        Of the posterior.
-    nll_untempered : float
-        Negative log-likelihood per target of the network as it is, at temperature 1. A temperature that held-out data
-        chose takes back what a network is too sure of on its training data, so that ``nll_model`` is larger there by
-        design; a posterior keeps its promise if it is as good as ``nll_model``.
-
-    Examples
-    --------
-    >>> import nullbayes as nb
-    >>> model, x, y = torch.nn.Linear(4, 2, bias=False), torch.eye(4), torch.tensor([0, 1, 0, 1])
-    >>> posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(x[:2], y[:2])
-    >>> check = posterior.check_fit(x, y)
-    >>> check.std > 0.1, abs(check.mean_shift) < 1e-6, check.accuracy_model == check.accuracy_posterior
-    (True, True, True)
+    It is the stationary point of :math:`-\tfrac\alpha2\|\theta\|^2 + \tfrac{\text{rank}}2 \log\alpha`. Lemma 3.4 of
+    the paper prints its reciprocal; see ``docs/errata.md``.
     """
-
-    n_data: int
-    mean_shift: float
-    max_shift: float
-    std: float
-    output_std: float
-    worst_ratio: float | None
-    nll_model: float
-    nll_posterior: float
-    accuracy_model: float | None
-    accuracy_posterior: float | None
-    temperature: float
-    nll_untempered: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain numbers, for JSON."""
-        return dataclasses.asdict(self)
-
-    def __str__(self) -> str:
-        """Lay the check out as a table."""
-        lines = [
-            f"{self.n_data:,} examples; outputs spread by {self.output_std:.3g}",
-            f"mean outputs moved by {self.mean_shift:.2g} (at most {self.max_shift:.2g}), "
-            f"standard deviation {self.std:.2g}",
-            "",
-            f"{'':<28} {'nll':>9}" + ("" if self.accuracy_model is None else "  accuracy"),
-            *(
-                f"{name:<28} {nll:9.4f}" + ("" if share is None else f"  {share:8.4f}")
-                for name, nll, share in self.rows()
-            ),
-        ]
-        return "\n".join([*lines, *([] if self.temperature == 1.0 else ["", self.why()])])
-
-    def rows(self) -> list[tuple[str, float, float | None]]:
-        """Return what is compared, with its negative log-likelihood per target and its accuracy.
-
-        These are the network, the network at the posterior's temperature if that is not 1, and the posterior.
-        """
-        tempered = (f"network at temperature {self.temperature:.3g}", self.nll_model, self.accuracy_model)
-        return [
-            ("network", self.nll_untempered, self.accuracy_model),
-            *([] if self.temperature == 1.0 else [tempered]),
-            ("posterior", self.nll_posterior, self.accuracy_posterior),
-        ]
-
-    def why(self) -> str:
-        """Say which network the posterior is compared with, and why."""
-        if self.temperature == 1.0:
-            return "The posterior is compared with the network."
-        return (
-            f"The posterior predicts at a temperature of {self.temperature:.3g}, so it is compared with the network at "
-            "the same temperature: one that suits new data is not the best one for training data."
-        )
+    rank = n_parameters - kernel_dimension
+    if rank <= 0 or theta_squared <= 0:
+        reason = "the rows have rank zero" if rank <= 0 else "all parameters are zero"
+        msg = f"There is no optimal prior precision, because {reason}: pass prior_precision=<a number>."
+        raise SettingsError(msg)
+    return rank / theta_squared
 
 
 REPORT = fields_of(Measured)  # in a file

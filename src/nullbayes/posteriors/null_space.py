@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -13,11 +12,11 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import FileError, NotFittedError
-from nullbayes.posteriors import extending, fitting, preparing, variances
+from nullbayes.posteriors import extending, fitting, variances
 from nullbayes.posteriors.arguments import Base, data_and_count, lost
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.measured import REPORT, Measured, from_header
-from nullbayes.posteriors.parallel import RowKind, network_of, refuse_checkpoint, request, sharing
+from nullbayes.posteriors.plan import RowSource, sharing
 from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.precision import full_precision
 from nullbayes.projectors import Projector
@@ -116,27 +115,18 @@ class NullSpacePosterior(SamplePosterior):
         self._base, self._likelihood, self._precision_rule = base, self._asked, self._asked_precision
         self._network.check_unchanged()
         rtol = self._tolerance if tolerance is None else tolerance
-        tuned = held_out is not None
         with sharing(parallel) as shared:
-            self._network = network_of(self._network, shared)
-            refuse_checkpoint(self._network, checkpoint)
+            source = fitting.own_source(self._source, shared, checkpoint)
+            self._network = source.network
             self._prepared, fitted = fitting.fit(
-                lambda: request(
-                    self._kind(self._network),
-                    data,
-                    self._asked,
-                    shared,
-                    n_samples,
-                    projector,
-                    rtol,
-                    memory_limit,
-                    tuned=tuned,
+                lambda: fitting.make_request(
+                    source, data, shared, n_samples, projector, rtol, memory_limit, tuned=held_out is not None
                 ),
                 self._network.device,
                 base,
                 generator,
                 checkpoint,
-                show=progress and shared.speaks,
+                show=progress and shared.group.rank == 0,
                 trial=self._precision_rule == "auto" and held_out is None,
             )
             self._likelihood = self._prepared.jacobian.likelihood
@@ -147,17 +137,18 @@ class NullSpacePosterior(SamplePosterior):
             warn_of(self.report, self._underfit_advice)
         return self
 
-    def _kind(self, network: Any) -> RowKind:
-        return partial(self._row_kind, network, batch_fn=self._batch_fn, **self._row_options)
+    @property
+    def _source(self) -> RowSource:
+        return RowSource(self._row_kind, self._network, self._asked, self._batch_fn, self._row_options)
 
-    def _take(self, fitted: fitting.Fitted) -> None:
+    def _take(self, fitted: fitting.Samples) -> None:
         """Hold the samples of a fit, and what was measured on them."""
         self._directions, self._measured, self._exact = fitted.directions, fitted.measured, None
         if isinstance(self._precision_rule, str):
             self._precision = None  # a new estimate of the rank gives another
 
     extend = full_precision()(extending.extend)
-    prepare = full_precision()(preparing.prepare)
+    prepare = full_precision()(extending.prepare)
 
     def release(self) -> Self:
         """Free training data, rows and projector; predictions stay, ``extend`` and exact variances need ``prepare``.
@@ -192,9 +183,8 @@ class NullSpacePosterior(SamplePosterior):
         return self._need_measured().precision(rule, self._network.whole.theta)
 
     def _need_measured(self) -> Measured:
-        if self._measured is None:
-            msg = f"{type(self).__name__} is not fitted yet: call fit(loader) first."
-            raise NotFittedError(msg)
+        self._check_fitted()
+        assert self._measured is not None  # a fit and a file have both
         return self._measured
 
     def _need_prepared(self) -> fitting.Prepared:

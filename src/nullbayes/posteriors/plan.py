@@ -5,24 +5,59 @@ A fit makes a :class:`FitPlan` from a :class:`FitRequest`. Whenever memory runs 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from nullbayes.distributed import Group
+from nullbayes.distributed import Group, resolve
 from nullbayes.errors import DistributedError, SettingsError
+from nullbayes.jacobian.batches import BatchFn
+from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows
+from nullbayes.likelihoods import Likelihood
 from nullbayes.limits import OutOfMemory, Storage
 from nullbayes.posteriors.arguments import host_memory_bytes, memory_limit_bytes
 from nullbayes.projectors import Plan, Projector, choose, least_bytes
 
 T = TypeVar("T")
 TOLERANCE, LOSS_TOLERANCE = 1e-2, 2e-2  # of a fit that is not given another, for rows of outputs and of losses
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the processes of a fit share: the training data, the samples, the parameters, or nothing."""
+
+    what: str | None
+    group: Group
+
+
+@contextlib.contextmanager
+def sharing(parallel: str | None) -> Iterator[Shared]:
+    """Join the processes of a call with ``parallel=...``: all of them fail if one does, and the first speaks."""
+    group = resolve(parallel)
+    with group.one_voice():
+        yield Shared(parallel, group)
+
+
+@dataclass(frozen=True)
+class RowSource:
+    """What the rows of training data are made with: a class of rows, a network, and what its outputs mean."""
+
+    kind: Callable[..., JacobianRows]
+    network: Network
+    likelihood: Likelihood
+    batch_fn: BatchFn | None
+    options: Mapping[str, Any]
+
+    def rows(self, data: Any) -> JacobianRows:
+        """Open training data."""
+        return self.kind(self.network, data, self.likelihood, batch_fn=self.batch_fn, **self.options)
 
 
 @dataclass(frozen=True)

@@ -1,136 +1,18 @@
-"""Samples, their predictions, and how far predictions moved from the network's own on data with targets.
-
-The functions with an argument ``self`` are methods of :class:`SamplePosterior`.
-"""
+"""The samples of a posterior, and their predictions: methods of :class:`SamplePosterior`."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from nullbayes import predictive
-from nullbayes.errors import DataError, SettingsError
-from nullbayes.jacobian.batches import BatchFn, take_examples, to_device
-from nullbayes.jacobian.data import check_batch
-from nullbayes.jacobian.loaders import batches
-from nullbayes.jacobian.network import Network
-from nullbayes.jacobian.products import linearized
-from nullbayes.likelihoods import Likelihood
+from nullbayes.errors import SettingsError
 from nullbayes.posteriors.arguments import whole
-from nullbayes.posteriors.measure import worst_ratio
-from nullbayes.posteriors.measured import FitCheck
 from nullbayes.precision import full_precision
-from nullbayes.predictive import Mask, Prediction, centred, joined, nll, summarize
-
-AT_ONCE = 1024  # examples
-CHUNK = 8192  # examples times samples in memory at a time
-
-
-def pieces(
-    network: Network, batch_fn: BatchFn | None, data: Any, size: int = AT_ONCE
-) -> Iterator[tuple[Any, Tensor]]:  # inputs and targets
-    """Iterate once over inputs and targets on the network's device, at most ``size`` examples at a time."""
-    network.check_unchanged()
-    empty = True
-    for number, (x, y) in enumerate(batches(data, batch_fn, network.dtype, network.input_signature)):
-        check_batch(number, x, y)
-        network.check_form(x)
-        empty = False
-        for start in range(0, len(y), size):
-            piece = take_examples(x, start, start + size), y[start : start + size]
-            moved: tuple[Any, Tensor] = to_device(piece, network.device)
-            yield moved
-    if empty:
-        msg = "The loader is empty: it yields no batch."
-        raise DataError(msg)
-
-
-def evaluate(
-    network: Network, likelihood: Likelihood, parts: Iterable[tuple[Any, Tensor]], directions: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the network's outputs (N, ...), the centred changes by directions (S, N, ...), and the targets."""
-    outputs, changes, targets = [], [], []
-    with network.group.together():
-        for x, y in parts:
-            own, change = linearized(network, x, directions)
-            likelihood.check(own, y)
-            outputs.append(own)
-            changes.append(centred(change))
-            targets.append(y)
-    return joined(outputs), torch.cat(changes, dim=1), torch.cat(targets)
-
-
-@full_precision()
-def check_fit(self: Any, loader: Any, targets: Any = None) -> FitCheck:
-    """Measure how far predictions, their likelihood and accuracy moved from the network's own on some data.
-
-    Parameters
-    ----------
-    loader, targets : iterable of batches, or inputs and targets
-        The data, in any order: ``check_fit(loader)`` or ``check_fit(x, y)``.
-
-    Returns
-    -------
-    FitCheck
-        The distances, at the prior precision in use.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import nullbayes as nb
-    >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
-    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
-    >>> check = posterior.check_fit(x[:2], y[:2])
-    >>> abs(check.nll_posterior - check.nll_model) < 1e-3
-    True
-    """
-    outputs, changes, labels = self._evaluate(loader if targets is None else (loader, targets))
-    return _compared(self._likelihood, outputs, changes / self.prior_precision**0.5, labels, self._link)
-
-
-def _compared(
-    likelihood: Likelihood, outputs: Tensor, changes: Tensor, targets: Tensor, link: str
-) -> FitCheck:  # (N, ...), (S, N, ...)
-    """Compare the predictions of samples, given by their changes of the outputs, with the network's own."""
-    counted = counted_outputs(likelihood, outputs, targets)
-    shift = changes.mean(0)[counted]
-    mean, changes = outputs + changes.mean(0), centred(changes)
-    found, ratio = None, None
-    if likelihood.has_probabilities:
-        found = summarize(mean, changes, likelihood, link).probs
-    if outputs.ndim == 2 and outputs.shape[1] > 1 and likelihood.independent_outputs:
-        ratio = worst_ratio(changes.var(0).mean(0).sqrt(), outputs.std(0, unbiased=False))
-    own = None if found is None else likelihood.accuracy(likelihood.probabilities(outputs), targets)
-    return FitCheck(
-        n_data=len(outputs),
-        mean_shift=float(shift.square().mean().sqrt()),
-        max_shift=float(shift.abs().max()),
-        std=float(changes.var(0)[counted].mean().sqrt()),
-        output_std=likelihood.spread(outputs, targets),
-        worst_ratio=ratio,
-        nll_model=nll(likelihood, outputs, None, targets),
-        nll_posterior=nll(likelihood, mean, changes, targets, link),
-        accuracy_model=own,
-        accuracy_posterior=None if found is None else likelihood.accuracy(found, targets),
-        temperature=likelihood.temperature,
-        nll_untempered=nll(
-            likelihood if likelihood.temperature == 1.0 else likelihood.tempered(1.0), outputs, None, targets
-        ),
-    )
-
-
-def counted_outputs(likelihood: Likelihood, outputs: Tensor, targets: Tensor) -> Tensor:  # bool (N, ...)
-    """Return which outputs the targets speak of; refuse targets of which every one is ignored."""
-    counted = likelihood.counted(outputs, targets)
-    counted = torch.ones_like(outputs, dtype=torch.bool) if counted is None else counted
-    if not bool(counted.any()):
-        msg = "Every target is one to be ignored (ignore_index): there is nothing to compare predictions with."
-        raise DataError(msg)
-    return counted
+from nullbayes.predictive import Mask, Prediction
 
 
 def predict(
@@ -201,6 +83,34 @@ def predict_outputs(
     root, network = self.prior_precision**0.5, self._network
     with network.group.together():
         return predictive.predict(network, self._likelihood, x, self._first(n_samples), root=root, **options)
+
+
+def sample(self: Any, n: int | None = None) -> dict[str, Tensor]:
+    """Return the parameters of samples, for ``torch.func.functional_call`` for example.
+
+    Parameters
+    ----------
+    n : int, optional
+        Only those of the first ``n`` samples.
+
+    Returns
+    -------
+    dict of Tensor (n, ...)
+        The parameters that vary, by name, stacked over samples: ``n`` times as much memory as they take.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import nullbayes as nb
+    >>> model, x, y = torch.nn.Linear(4, 1, bias=False), torch.eye(4), torch.ones(4, 1)
+    >>> posterior = nb.ProjectedPosterior(model, "regression", prior_precision=1.0).fit(x[:2], y[:2], 10)
+    >>> posterior.sample(3)["weight"].shape
+    torch.Size([3, 1, 4])
+    """
+    self._need_samples()
+    network = self._network
+    deviations = network.all_columns(self._deviations(n, least=1))
+    return network.whole.unflatten(network.whole.theta + deviations)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from nullbayes.distributed import Group
+
 _PHASES = {
     "data": "reading the data",
     "rows": "forming rows",
@@ -128,6 +130,12 @@ class Meter:
         """Return the peak in bytes, or None where the system does not report it."""
         now = self._now()
         return None if now is None or self._before is None else max(0, now - self._before)
+
+    def slowest(self, group: Group) -> tuple[dict[str, float], int | None]:
+        """Return the seconds per phase and the peak of memory, each of the process that needed most."""
+        every = group.gather((self.seconds, self.peak()))
+        seconds = {name: max(seconds.get(name, 0.0) for seconds, _ in every) for name in self.seconds}
+        return seconds, max((peak for _, peak in every if peak is not None), default=None)
 
     def _now(self) -> int | None:
         if self.device.type == "cuda":

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.products import linearized
+from nullbayes.jacobian.products import centred, linearized
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.likelihoods import Likelihood
 from nullbayes.posteriors.header import Amount, Count
-from nullbayes.predictive import centred
 
 NATS = 3e-3  # by which the negative log-likelihood of a target may rise
 POINTS = 1e-3  # by which the share of right answers may fall
@@ -89,7 +88,7 @@ class Promise:
         return self.apart_std / math.sqrt(alpha) >= _VISIBLE * output_std
 
 
-class Answers:
+class ScaledPredictions:
     """A network's outputs (n, ...) on some examples, their targets, and the centred changes (S, n, ...) by samples.
 
     The samples have a prior precision of 1; predictions are evaluated at any other.
@@ -132,7 +131,7 @@ class Answers:
             return self.nll(alpha) - self.nll(math.inf)
         return float((self.likelihood.nll_terms(self.outputs, self.targets, self._spread / alpha) - own).mean(0).max())
 
-    def tempered(self, temperature: float) -> Answers:
+    def tempered(self, temperature: float) -> ScaledPredictions:
         """Return the same predictions at another temperature."""
         other = copy.copy(self)
         other.likelihood = self.likelihood.tempered(temperature)
@@ -146,7 +145,7 @@ class Answers:
         return self.likelihood.accuracy(self.likelihood.probabilities(self.outputs, variance), self.targets)
 
 
-def answers(rows: JacobianRows, looks: Iterable[tuple[Examples, Tensor]]) -> Answers:
+def answers(rows: JacobianRows, looks: Iterable[tuple[Examples, Tensor]]) -> ScaledPredictions:
     """Evaluate the network, and directions (S, P) around it, on some examples of the rows."""
     outputs, changes, targets = list[Tensor](), list[Tensor](), list[Tensor]()
     for examples, directions in looks:
@@ -159,10 +158,10 @@ def answers(rows: JacobianRows, looks: Iterable[tuple[Examples, Tensor]]) -> Ans
     if (group := rows.examples.group).size > 1:  # a process may have none of the examples
         lists = group.gather([[part.cpu() for part in parts] for parts in (outputs, changes, targets)])
         outputs, changes, targets = ([p.to(rows.device) for some in lists for p in some[i]] for i in range(3))
-    return Answers(rows.likelihood, torch.cat(outputs), torch.cat(changes, dim=1), torch.cat(targets))
+    return ScaledPredictions(rows.likelihood, torch.cat(outputs), torch.cat(changes, dim=1), torch.cat(targets))
 
 
-def least_precision(found: Answers) -> tuple[float, str]:
+def least_precision(found: ScaledPredictions) -> tuple[float, str]:
     """Return the least precision at which predictions are as good as the network's, and what it has to keep.
 
     The search goes from a harmless precision downwards, by factors of four, until one fails, and then between the last

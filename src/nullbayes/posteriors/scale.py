@@ -1,85 +1,28 @@
-"""The scale of a posterior: its prior precision and temperature, chosen by data."""
+"""The scale of a posterior: its prior precision and temperature, chosen together by held-out data."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from nullbayes import priors
 from nullbayes.decisions import watched
-from nullbayes.errors import SettingsError, warn
-from nullbayes.jacobian.batches import BatchFn, is_array
-from nullbayes.jacobian.jacobians import OutputJacobian
-from nullbayes.jacobian.network import Network
-from nullbayes.likelihoods import Likelihood, Regression
-from nullbayes.posteriors.predictions import counted_outputs
-from nullbayes.posteriors.promise import Answers
+from nullbayes.errors import warn
+from nullbayes.likelihoods import Regression
+from nullbayes.posteriors.best_precision import CONFIDENT, answers_on, golden_section
+from nullbayes.posteriors.best_precision import optimize_prior_precision as optimize_prior_precision
+from nullbayes.posteriors.promise import ScaledPredictions
 from nullbayes.precision import full_precision
 
-METHODS = ("nll", "grid", "marglik", "closed_form")
-GRID = (0.1, 1.0, 5.0, 10.0, 50.0, 100.0)  # of the paper
 _INDIFFERENT, _HARMLESS = 1e-5, 1e-3  # nats of held-out likelihood: of the mean, and with its error added
 _TEMPERATURES, _NOISES = (0.05, 20.0), (1e-10, 1e10)  # the range of temperature scaling, for logits and for noise
 _FEW, _UNSURE = 50, 2.0  # examples, and the factor by which the temperature that they give may be uncertain
-CONFIDENT = "precision and temperature that suit them are too confident for new data"
 _AROUND = 2.0  # the factor around that temperature that is searched together with a variance
 P = TypeVar("P")
-
-
-@full_precision()
-def optimize_prior_precision(self: Any, loader: Any = None, method: str = "nll") -> float:
-    """Choose the prior precision, set it and return it; see :meth:`tune` for precision and temperature together.
-
-    Parameters
-    ----------
-    loader : iterable of batches or pair (inputs, targets), optional
-        Held-out data for "nll" and "grid", the training data for "marglik"; "closed_form" needs none.
-    method : "nll", "grid", "marglik" or "closed_form"
-        The best log-likelihood of the mean prediction on the data, among all numbers or among the paper's 0.1, 1,
-        5, 10, 50 and 100; the optimum of the marginal likelihood of linearized Laplace, with the Gauss-Newton
-        matrix proper; or the optimum of the projected marginal likelihood.
-
-    Returns
-    -------
-    float
-        The precision, which is now in use.
-
-    Examples
-    --------
-    >>> import torch
-    >>> import nullbayes as nb
-    >>> x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
-    >>> y = x[:, :1] + 0.1 * x.roll(7, 0)[:, 1:]
-    >>> model = nb.as_module(lambda p, x: x @ p["w"], {"w": torch.tensor([[1.0], [0.0]])})
-    >>> posterior = nb.baselines.DiagonalLaplace(model, "regression").fit(x[:100], y[:100])
-    >>> posterior.optimize_prior_precision((x[100:], y[100:]), "grid") in (0.1, 1.0, 5.0, 10.0, 50.0, 100.0)
-    True
-    """
-    self._check_fitted()
-    best = _best_precision(self, check_method(loader, method), loader)
-    self._precision = self._precision_rule = best  # a new fit goes by the rule that was given
-    return best
-
-
-def _best_precision(posterior: Any, method: str, loader: Any) -> float:
-    if method == "closed_form":
-        closed: float = posterior._need_measured().closed_form(posterior._network.whole.theta)
-        return closed
-    if method == "marglik":
-        return best_evidence(posterior._network.whole, posterior._likelihood, posterior._batch_fn, loader)
-    found = answers_on(posterior._likelihood, *posterior._evaluate(loader, CONFIDENT))
-    if method == "grid":
-        return best_of_grid(lambda alpha: -found.nll(alpha))
-    start = posterior.prior_precision
-    with contextlib.suppress(SettingsError):  # an earlier choice must not change the answer
-        start = posterior._resolve_precision("optimal")
-    return priors.maximize(lambda alpha: -found.nll(alpha), start, "held-out likelihood")
 
 
 @full_precision()
@@ -127,44 +70,7 @@ def noted(posterior: Any, pieces: Iterable[Any], purpose: str) -> Iterator[Any]:
         posterior._familiar = replace(posterior._familiar, tuned=torch.cat(sums))
 
 
-def check_method(loader: Any, method: str) -> str:
-    """Return the name of a method that chooses a precision, or refuse one that is unknown or lacks its data."""
-    if is_array(method):
-        msg = "Inputs and targets are passed as one pair here: optimize_prior_precision((x, y))."
-        raise SettingsError(msg)
-    if method not in METHODS:
-        msg = f"method must be one of {', '.join(METHODS)}, not {method!r}."
-        raise SettingsError(msg)
-    if loader is None and method in ("nll", "grid"):
-        msg = f"method={method!r} needs held-out data: optimize_prior_precision(held_out, {method!r})."
-        raise SettingsError(msg)
-    return method
-
-
-def best_evidence(network: Network, likelihood: Likelihood, batch_fn: BatchFn | None, loader: Any) -> float:
-    """Return the precision of the largest marginal likelihood of linearized Laplace on the training data."""
-    if loader is None:
-        msg = 'method="marglik" reads the training data: pass them, optimize_prior_precision(loader, "marglik").'
-        raise SettingsError(msg)
-    network.check_unchanged()
-    rows = OutputJacobian(network, loader, likelihood, hessian=True, batch_fn=batch_fn)
-    spectrum = priors.spectrum(rows, torch.Generator().manual_seed(0))
-    return priors.best_evidence(*spectrum, float(network.theta.double().square().sum()))
-
-
-def best_of_grid(objective: Callable[[float], float]) -> float:
-    """Return the number of the paper's grid at which an objective is largest."""
-    values = {alpha: objective(alpha) for alpha in GRID}
-    return max(values, key=lambda alpha: values[alpha] if math.isfinite(values[alpha]) else -math.inf)
-
-
-def answers_on(likelihood: Likelihood, outputs: Tensor, changes: Tensor, targets: Tensor) -> Answers:
-    """Return predictions on held-out data at any precision; refuse data of which every target is ignored."""
-    counted_outputs(likelihood, outputs, targets)
-    return Answers(likelihood, outputs, changes, targets)
-
-
-def tuned(found: Answers) -> tuple[float, float]:
+def tuned(found: ScaledPredictions) -> tuple[float, float]:
     """Return the precision and the temperature of :func:`best_scale`; warn where the data do not determine them."""
     alpha, temperature = best_scale(found)
     bounded = found.likelihood.has_probabilities
@@ -192,7 +98,7 @@ def tuned(found: Answers) -> tuple[float, float]:
     return alpha, temperature
 
 
-def _uncertainty(found: Answers, alpha: float, temperature: float) -> float:
+def _uncertainty(found: ScaledPredictions, alpha: float, temperature: float) -> float:
     """Return the factor that two standard errors of a temperature are, where examples are few; 1 where they are not.
 
     Slope and curvature of the likelihood of each example give the error. Where examples are many and the curvature is
@@ -208,7 +114,7 @@ def _uncertainty(found: Answers, alpha: float, temperature: float) -> float:
     return math.exp(min(2.0 * float(slope.std()) / bend / math.sqrt(len(slope)), 700.0))
 
 
-def best_scale(found: Answers) -> tuple[float, float]:
+def best_scale(found: ScaledPredictions) -> tuple[float, float]:
     """Return the precision and the temperature that suit held-out data best together.
 
     An infinite precision is temperature scaling. A finite precision with a temperature of its own is used where it is
@@ -221,7 +127,8 @@ def best_scale(found: Answers) -> tuple[float, float]:
         """Return the least negative log-likelihood at a precision, and its temperature between two others."""
         if not found.likelihood.has_closed_form:
             return found.nll(alpha), 1.0
-        t = math.exp(_golden(lambda log_t: found.tempered(math.exp(log_t)).nll(alpha), math.log(low), math.log(high)))
+        edges = math.log(low), math.log(high)
+        t = math.exp(golden_section(lambda point: found.tempered(math.exp(point)).nll(alpha), *edges))
         return found.tempered(t).nll(alpha), t
 
     limits = _NOISES if isinstance(found.likelihood, Regression) else _TEMPERATURES
@@ -233,7 +140,7 @@ def best_scale(found: Answers) -> tuple[float, float]:
     values = [at(math.exp(point), *bounds)[0] for point in grid]
     best = min(range(len(grid)), key=lambda j: values[j] if math.isfinite(values[j]) else math.inf)
     low, high = grid[max(0, best - 1)], grid[min(len(grid) - 1, best + 1)]
-    alpha = math.exp(_golden(lambda point: at(math.exp(point), *bounds)[0], low, high))
+    alpha = math.exp(golden_section(lambda point: at(math.exp(point), *bounds)[0], low, high))
     own = at(alpha, *bounds)[1]
     other = found if own == found.likelihood.temperature else found.tempered(own)
     gain = scaled.each_nll(math.inf) - other.each_nll(alpha)
@@ -247,20 +154,3 @@ def best_scale(found: Answers) -> tuple[float, float]:
             break
         alpha /= 2.0
     return alpha, t
-
-
-def _golden(function: Callable[[float], float], low: float, high: float) -> float:
-    """Return the minimum of a function with one valley between two numbers, to about 1e-3."""
-    ratio = (math.sqrt(5.0) - 1.0) / 2.0
-    left, right = high - ratio * (high - low), low + ratio * (high - low)
-    at_left, at_right = function(left), function(right)
-    while high - low > 1e-3:
-        if at_left <= at_right:
-            high, right, at_right = right, left, at_left
-            left = high - ratio * (high - low)
-            at_left = function(left)
-        else:
-            low, left, at_left = left, right, at_right
-            right = low + ratio * (high - low)
-            at_right = function(right)
-    return 0.5 * (low + high)

@@ -16,7 +16,17 @@ from nullbayes.decisions import COMBINED as COMBINED
 from nullbayes.decisions import combined_score, need_calibration
 from nullbayes.errors import SettingsError
 from nullbayes.jacobian.batches import is_array
-from nullbayes.predictive import SCORES, Mask, Prediction, check_per, score, scores_of, stream, warn_of_padding
+from nullbayes.predictive import (
+    SCORES,
+    Mask,
+    Prediction,
+    check_per,
+    default_score,
+    score,
+    scores_of,
+    stream,
+    warn_of_padding,
+)
 
 OwnScore = Callable[[Any, str, Mask], Tensor]  # (inputs, per, mask) -> scores
 
@@ -47,6 +57,11 @@ class Scoring:
     own: Mapping[str, OwnScore] = field(default_factory=dict)
     membership: str | None = VARIANCE
     calibrated: str = COMBINED
+
+
+def scores_of_samples(self: Any) -> Scoring:
+    """Return which scores there are of samples alone."""
+    return Scoring(default_score(self._likelihood))
 
 
 def scores(self: Any) -> tuple[str, ...]:

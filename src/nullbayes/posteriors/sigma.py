@@ -13,13 +13,14 @@ noise each: their rows and residuals are divided by the root mean square residua
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from nullbayes.errors import warn
+from nullbayes.errors import UntrainedWarning, warn
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.likelihoods import Likelihood, Regression
@@ -28,6 +29,7 @@ from nullbayes.linalg.lanczos import gauss_rule
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.rows import Rows
 from nullbayes.linalg.spectral import eigh
+from nullbayes.posteriors.plan import RowSource
 from nullbayes.posteriors.promise import NATS
 
 _DENSE = 3_000  # size of the smaller side of the rows up to which all eigenvectors are computed
@@ -55,6 +57,17 @@ class Smoother:
     def left(self, ridge: float) -> float:
         """Return the share of the degrees of freedom that a ridge leaves."""
         return float((self.weights * ridge / (self.nodes + ridge)).sum())
+
+
+def with_estimate(source: RowSource, rows: JacobianRows, *, tuned: bool = False) -> JacobianRows:
+    """Return the rows of a regression, with an estimate of its noise where none was given.
+
+    The estimate warns where it is worth little, unless the noise is ``tuned`` afterwards.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UntrainedWarning)  # which there was when the data were opened first
+        noisy = with_noise(source.likelihood, rows, tuned=tuned)
+        return rows if noisy is rows.likelihood else replace(source, likelihood=noisy).rows(rows.examples)
 
 
 def with_noise(given: Likelihood, rows: JacobianRows, *, tuned: bool = False) -> Likelihood:

@@ -4,7 +4,6 @@ from nullbayes.predictive.outputs import LINKS as LINKS
 from nullbayes.predictive.outputs import PRED_TYPES as PRED_TYPES
 from nullbayes.predictive.outputs import Mask as Mask
 from nullbayes.predictive.outputs import Masks as Masks
-from nullbayes.predictive.outputs import centred as centred
 from nullbayes.predictive.outputs import default_link as default_link
 from nullbayes.predictive.outputs import joined as joined
 from nullbayes.predictive.outputs import nll as nll

@@ -33,7 +33,7 @@ from nullbayes.jacobian.batches import (
 )
 from nullbayes.jacobian.loaders import as_loader, batch_fn_for, check_order
 from nullbayes.jacobian.network import Network
-from nullbayes.jacobian.products import linearized
+from nullbayes.jacobian.products import centred, linearized
 from nullbayes.likelihoods import Classification, Likelihood
 from nullbayes.limits import OutOfMemory
 from nullbayes.predictive.prediction import Prediction
@@ -62,11 +62,6 @@ def sample_outputs(
         return samples.mean(0), samples - samples.mean(0)
     msg = f"pred_type must be one of {', '.join(PRED_TYPES)}, not {pred_type!r}."
     raise SettingsError(msg)
-
-
-def centred(changes: Tensor) -> Tensor:  # (S, ...)
-    """Subtract the mean over the samples, which is Monte Carlo error if the expectation is zero."""
-    return changes - changes.mean(0)
 
 
 def stream(x: Any, network: Network, batch_fn: BatchFn | None, n_samples: int) -> Iterator[Any]:

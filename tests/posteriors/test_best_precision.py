@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 import nullbayes as nb
-from nullbayes import priors
 from nullbayes.errors import LikelihoodError, NullBayesWarning, SettingsError
+from nullbayes.posteriors import best_precision
+from nullbayes.posteriors.measured import closed_form
 from support.models import CLASSIFICATION, MLP, REGRESSION, Task, flat_parameters, gauss_newton
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
@@ -38,7 +39,7 @@ def test_the_closed_form_maximizes_the_projected_evidence(p: int, kernel: float,
     def evidence(alpha: float) -> float:
         return -alpha / 2 * squared + (p - kernel) / 2 * math.log(alpha)
 
-    best = priors.closed_form(p, kernel, squared)
+    best = closed_form(p, kernel, squared)
     assert all(evidence(best) > evidence(best * factor) for factor in (0.5, 0.99, 1.01, 2.0))
 
 
@@ -47,7 +48,7 @@ def test_the_closed_form_maximizes_the_projected_evidence(p: int, kernel: float,
 )
 def test_without_an_optimum_the_error_asks_for_a_number(kernel: float, squared: float, reason: str) -> None:
     with pytest.raises(SettingsError, match=rf"{reason}: pass prior_precision=<a number>"):
-        priors.closed_form(5, kernel, squared)
+        closed_form(5, kernel, squared)
 
 
 # --- the search -------------------------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ def test_without_an_optimum_the_error_asks_for_a_number(kernel: float, squared: 
 @pytest.mark.parametrize("best", [1e-4, 0.7, 3e4])
 @pytest.mark.parametrize("start", [1e-3, 1.0, 40.0])
 def test_the_search_finds_a_maximum(best: float, start: float) -> None:
-    found = priors.maximize(lambda alpha: -((math.log(alpha) - math.log(best)) ** 2), start, "hill")
+    found = best_precision.maximize(lambda alpha: -((math.log(alpha) - math.log(best)) ** 2), start, "hill")
     assert math.log(found) == pytest.approx(math.log(best), abs=1e-3)
 
 
@@ -64,15 +65,15 @@ def test_the_search_skips_values_that_are_not_finite() -> None:
     def hill(alpha: float) -> float:
         return math.nan if alpha < 0.1 else -((math.log(alpha)) ** 2) if alpha < 100 else -math.inf
 
-    assert priors.maximize(hill, 1.0, "hill") == pytest.approx(1.0, rel=1e-3)
+    assert best_precision.maximize(hill, 1.0, "hill") == pytest.approx(1.0, rel=1e-3)
     with pytest.raises(SettingsError, match="The hill is not finite for any prior precision between"):
-        priors.maximize(lambda alpha: math.nan, 1.0, "hill")
+        best_precision.maximize(lambda alpha: math.nan, 1.0, "hill")
 
 
 @pytest.mark.parametrize(("sign", "edge"), [(1.0, 1e8), (-1.0, 1e-8)])
 def test_a_maximum_at_the_edge_of_the_search_causes_a_warning(sign: float, edge: float) -> None:
     with pytest.warns(NullBayesWarning, match="still rising at the edge of the search.*data do not determine it"):
-        found = priors.maximize(lambda alpha: sign * math.log(alpha), 1.0, "slope")
+        found = best_precision.maximize(lambda alpha: sign * math.log(alpha), 1.0, "slope")
     assert found == pytest.approx(edge)
 
 
@@ -139,7 +140,7 @@ def test_tuning_by_marginal_likelihood_finds_its_maximum(kind: type, task: Task,
 def test_the_spectrum_is_that_of_the_gauss_newton_matrix(n: int) -> None:
     model, data = MLP.build(), CLASSIFICATION.data(n=n)
     rows = nb.OutputJacobian(model, [data], hessian=True)
-    values, weights = priors.spectrum(rows, torch.Generator())
+    values, weights = best_precision.spectrum(rows, torch.Generator())
     wanted = torch.linalg.eigvalsh(gauss_newton(model, *data, CLASSIFICATION)).clamp_min(0).cpu()
     found = torch.repeat_interleave(values, weights.long())
     torch.testing.assert_close(found.sort().values, wanted, rtol=1e-8, atol=1e-10)
@@ -148,15 +149,15 @@ def test_the_spectrum_is_that_of_the_gauss_newton_matrix(n: int) -> None:
 def test_the_quadrature_agrees_with_the_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
     model, data = MLP.build(), CLASSIFICATION.data(n=40)
     rows, squared = nb.OutputJacobian(model, [data], hessian=True), float(flat_parameters(model).square().sum())
-    dense = priors.spectrum(rows, torch.Generator())
-    monkeypatch.setattr(priors, "_DENSE_SPECTRUM", 0)
-    nodes, weights = priors.spectrum(rows, torch.Generator().manual_seed(0))
+    dense = best_precision.spectrum(rows, torch.Generator())
+    monkeypatch.setattr(best_precision, "_DENSE_SPECTRUM", 0)
+    nodes, weights = best_precision.spectrum(rows, torch.Generator().manual_seed(0))
     assert float(weights.sum()) == pytest.approx(51)
     for alpha in (1e-2, 1.0, 1e2):
         terms = torch.log1p(dense[0] / alpha)
         # a probe z estimates tr f by z'f z, with variance 2 |f|² for normal z; there are eight probes
         error = math.sqrt(2 * float(terms.square().sum()) / 8)
-        got, wanted = (priors.evidence(alpha, *pair, squared) for pair in ((nodes, weights), dense))
+        got, wanted = (best_precision.evidence(alpha, *pair, squared) for pair in ((nodes, weights), dense))
         assert abs(got - wanted) < 3 * 0.5 * error
         assert got != wanted
 
@@ -164,7 +165,7 @@ def test_the_quadrature_agrees_with_the_eigenvalues(monkeypatch: pytest.MonkeyPa
 def test_tuning_by_quadrature_comes_close(monkeypatch: pytest.MonkeyPatch) -> None:
     posterior, data = fit(nb.ProjectedPosterior, CLASSIFICATION), [CLASSIFICATION.data(n=40)]
     dense = posterior.optimize_prior_precision(data, "marglik")
-    monkeypatch.setattr(priors, "_DENSE_SPECTRUM", 0)
+    monkeypatch.setattr(best_precision, "_DENSE_SPECTRUM", 0)
     estimated = posterior.optimize_prior_precision(data, "marglik")
     assert estimated == pytest.approx(dense, rel=0.3)
     assert estimated != dense
