@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import nullbayes as nb
-from support import architecture_page, guards
+from support import architecture_page, guards, thinned
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -109,6 +109,27 @@ def test_lines_can_be_reviewed(page: Path) -> None:
     text = re.sub(r"(?ms)^```text$.*?^```$", "", page.read_text(encoding="utf-8"))  # what a program printed
     lines = text.splitlines()
     assert not [line for line in lines if len(line) > 120 and not line.startswith("|")]  # rows of tables cannot be cut
+
+
+def test_the_recipe_for_likelihoods_lists_the_modules_that_ask_for_their_types() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    part = text[text.index("## How to add a likelihood") : text.index("## How to add a baseline")]
+    pattern = re.search(r'grep -rnE "([^"]+)" src', part)
+    assert pattern is not None
+    package = ROOT / "src" / "nullbayes"
+    asking = {
+        file.relative_to(package).as_posix()
+        for file in package.rglob("*.py")
+        if re.search(pattern[1], file.read_text(encoding="utf-8")) and file.parent.name != "likelihoods"
+    }
+    assert set(re.findall(r"(?m)^ *\| `([\w/]+\.py)` \|", part)) == asking, "step 3 of the recipe"
+
+
+@pytest.mark.parametrize("n_tasks", range(2, 9))
+@pytest.mark.parametrize("every", [2, 3, 4, 5, 6, 7])
+def test_every_entry_of_a_table_has_cases_that_make_test_runs(n_tasks: int, every: int) -> None:
+    kept = {i % n_tasks for i in range(26 * n_tasks) if i * thinned.TURN % 1.0 < 1.0 / every}
+    assert kept == set(range(n_tasks))
 
 
 def test_glossary_defines_each_term_once() -> None:

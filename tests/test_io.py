@@ -15,7 +15,7 @@ import nullbayes as nb
 from nullbayes.errors import FileError, NotFittedError, SettingsError
 from nullbayes.likelihoods import Classification, Likelihood, Regression
 from support.drawing import randn
-from support.models import BATCHNORM, CLASSIFICATION, CUSTOM, MLP, MODELS, REGRESSION, TASKS, Task, cauchy
+from support.models import BATCHNORM, CLASSIFICATION, CUSTOM, MLP, MODELS, REGRESSION, TASKS, Task
 from support.posterior_fits import EXACT, X_NEW, fit_mlp
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
@@ -40,8 +40,7 @@ def saved(tmp_path: Path) -> Path:
 def test_a_posterior_is_loaded_bit_for_bit(kind: type, task: Task, tmp_path: Path) -> None:
     posterior = fit_mlp(kind, task)
     posterior.save(tmp_path / "file")
-    loss = {"likelihood": cauchy} if task is CUSTOM else {}
-    loaded = nb.load(tmp_path / "file", MLP.build(task.outputs), **loss)
+    loaded = nb.load(tmp_path / "file", MLP.build(task.outputs), **task.loading)
     assert type(loaded) is kind
     assert torch.equal(loaded.directions, posterior.directions)
     assert loaded.prior_precision == posterior.prior_precision

@@ -9,12 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from nullbayes import likelihoods
+from nullbayes.command import options
 from nullbayes.errors import LikelihoodError
-from nullbayes.likelihoods import Bernoulli, Classification, CustomLoss, Regression, resolve
+from nullbayes.likelihoods import BUILT_IN, Bernoulli, Classification, CustomLoss, Regression, resolve
+from nullbayes.posteriors import header
 from support.drawing import randn
 from support.models import BINARY, CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, TASKS, Task, cauchy
 
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
+each_known_task = pytest.mark.parametrize("task", [t for t in TASKS if t is not CUSTOM], ids=lambda task: task.name)
 
 
 def outputs_of(task: Task, n: int = 6, scale: float = 2.0) -> tuple[Tensor, Tensor]:
@@ -35,13 +39,89 @@ def test_each_example_has_its_own_loss(task: Task) -> None:
     outputs, targets = outputs_of(task)
     likelihood = resolve(task.likelihood)
     likelihood.check(outputs, targets)
+    outputs.requires_grad_()
     wanted = torch.stack([task.loss(f, y) for f, y in zip(outputs, targets, strict=True)])
     torch.testing.assert_close(likelihood.nll(outputs, targets), wanted)
-    constant = 0.0 if task is not REGRESSION else task.outputs * math.log(0.5 * math.sqrt(2 * math.pi))
-    torch.testing.assert_close(likelihood.loss(outputs, targets) + constant, wanted)
+    losses = likelihood.loss(outputs, targets)
+    assert losses.shape == (len(outputs),)
+    for i in range(len(outputs)):  # a term that does not depend on the outputs may be left out of the loss
+        mine, written = (torch.autograd.grad(v[i], outputs, retain_graph=True)[0] for v in (losses, wanted))
+        torch.testing.assert_close(mine, written)
 
 
-@pytest.mark.parametrize("task", [t for t in TASKS if t is not CUSTOM], ids=lambda task: task.name)
+@each_known_task
+def test_positions_of_an_example_add_up(task: Task) -> None:
+    outputs, targets = outputs_of(task)
+    likelihood, paired = resolve(task.likelihood), (outputs.unflatten(0, (3, 2)), targets.unflatten(0, (3, 2)))
+    likelihood.check(*paired)
+    for function in (likelihood.loss, likelihood.nll):
+        torch.testing.assert_close(function(*paired), function(outputs, targets).view(3, 2).sum(1))
+    values = randn(*outputs.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    scaled = likelihood.scaled(values.unflatten(0, (3, 2)), *paired)
+    torch.testing.assert_close(scaled.flatten(0, 1), likelihood.scaled(values, outputs, targets))
+
+
+@each_known_task
+def test_targets_that_do_not_fit_are_refused(task: Task) -> None:
+    """Such as those that torch would broadcast, or read in another order."""
+    outputs, targets = outputs_of(task)
+    likelihood = resolve(task.likelihood)
+    shapes = [targets[:-1], targets[:1], torch.cat([targets, targets])]
+    if targets.ndim == 2:
+        shapes += [targets.T, targets[:, :1], targets[:, None, :1], targets[:, 0]]
+    for other in shapes:
+        with pytest.raises(LikelihoodError):
+            likelihood.check(outputs, other)
+    for value in task.wrong:
+        changed = targets.clone() if float(value).is_integer() else targets.double()
+        changed.view(-1)[-1] = value
+        with pytest.raises(LikelihoodError):
+            likelihood.check(outputs, changed)
+
+
+@each_task
+def test_a_likelihood_does_what_it_says_of_itself(task: Task) -> None:
+    outputs, targets = outputs_of(task)
+    likelihood = resolve(task.likelihood)
+    terms = likelihood.nll_terms(outputs.float(), targets)
+    assert terms.dtype == torch.float64
+    assert terms.shape == (outputs.shape if likelihood.independent_outputs else (len(outputs), 1))
+    if task is not CUSTOM:  # whose targets are not known
+        assert likelihood.independent_outputs == (targets.numel() == outputs.numel())
+    if likelihood.has_closed_form:  # and then a fit with held-out data looks for a temperature
+        assert likelihood.tempered(2.0).temperature == 2.0
+    else:
+        with pytest.raises(LikelihoodError, match="no closed form"):
+            likelihood.nll(outputs, targets, torch.ones_like(outputs))
+        with pytest.raises(LikelihoodError, match="no temperature"):
+            likelihood.tempered(2.0)
+    if not likelihood.has_probabilities:
+        assert likelihood.accuracy(outputs, targets) is None
+        for ask in (likelihood.probabilities, likelihood.choices, likelihood.choice_probabilities):
+            with pytest.raises(LikelihoodError, match=r"no class probabilities|no logits"):
+                ask(outputs)
+        return
+    assert likelihood.has_closed_form  # the accuracy of a posterior needs it
+    probs = likelihood.probabilities(outputs)
+    assert probs.shape == outputs.shape
+    choices = likelihood.choice_probabilities(probs)
+    torch.testing.assert_close(choices.sum(-1), torch.ones_like(choices[..., 0]))
+    assert torch.equal(likelihood.choices(outputs).argmax(-1), choices.argmax(-1))
+    assert 0.0 <= likelihood.accuracy(probs, targets) <= 1.0
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_name_is_known_wherever_likelihoods_are_named(name: str) -> None:
+    likelihood = resolve(name)
+    assert likelihood.name == name
+    assert name in [task.name for task in TASKS], "not in TASKS of tests/support/models.py"
+    assert name in header._LIKELIHOODS, "files that were altered are not refused: not in posteriors/header.py"
+    assert header._LIKELIHOODS[name].keys() == likelihood.settings().keys(), "other fields in posteriors/header.py"
+    assert name in options.LIKELIHOODS, "the command does not take it: not in command/options.py"
+    assert f'\n"{name}"' in likelihoods.__doc__, "not in the table of likelihoods/__init__.py"
+
+
+@each_known_task
 def test_the_root_squares_to_the_hessian(task: Task) -> None:
     outputs, targets = outputs_of(task)
     roots = roots_of(task, outputs, targets)
@@ -173,6 +253,21 @@ def test_the_closed_form_approximates_the_mean_of_the_probabilities(task: Task, 
     assert (probs - likelihood.probabilities(outputs + changes).mean(0)).abs().max() < 0.06
     if task is CLASSIFICATION:
         torch.testing.assert_close(probs.sum(1), torch.ones(len(probs), dtype=torch.float64))
+
+
+@each_task
+def test_the_closed_form_approximates_the_mean_of_the_density(task: Task) -> None:
+    outputs, targets = outputs_of(task, scale=1.0)
+    likelihood, changes = resolve(task.likelihood), normal_changes(outputs, 0.7)
+    if not likelihood.has_closed_form:
+        return  # and it is refused, see above
+    each = torch.stack([likelihood.nll(outputs + change, targets) for change in changes[:4000]])
+    wanted = math.log(len(each)) - torch.logsumexp(-each, 0)
+    found = likelihood.nll(outputs, targets, likelihood.link_variance(outputs, changes))
+    without = likelihood.nll(outputs, targets)
+    assert (found - wanted).abs().mean() < 0.5 * (without - wanted).abs().mean()
+    still = likelihood.nll(outputs, targets, torch.zeros_like(outputs))
+    torch.testing.assert_close(still, without)
 
 
 @pytest.mark.parametrize("scale", [0.1, 10.0, 1e4])

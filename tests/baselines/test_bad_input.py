@@ -59,7 +59,7 @@ def test_only_methods_that_found_a_curvature_have_one(method: Method) -> None:
     with pytest.raises(NotFittedError, match=r"call fit\(loader\) first"):
         _ = method.make().curvature
     posterior = method.fit()
-    if method.prior or method.scores == ("local_ensemble",):
+    if method.exact or method.scores == ("local_ensemble",):
         assert posterior.curvature.n_columns == posterior.report.n_parameters
     else:
         with pytest.raises(SettingsError, match=f"{method.name} has no curvature"):

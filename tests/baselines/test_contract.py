@@ -92,13 +92,14 @@ def test_predictions_have_one_shape(method: Method, task: Task) -> None:
     if task not in method.tasks or (task is CUSTOM and not method.custom):
         return
     posterior = method.fit(task)
+    assert posterior.n_samples == (1 if method.still else 4)
     for pred_type in method.pred_types:
         prediction = posterior.predict(X_NEW, pred_type=pred_type)
         assert prediction.mean.shape == prediction.variance.shape == (4, task.outputs)
         assert prediction.samples.shape == (posterior.n_samples, 4, task.outputs)
         assert bool((prediction.variance >= 0).all())
         torch.testing.assert_close(prediction.samples.mean(0), prediction.mean)
-        assert (prediction.probs is None) == (task in (REGRESSION, CUSTOM))
+        assert (prediction.probs is not None) == posterior.likelihood.has_probabilities
         if prediction.probs is not None:
             assert 0 <= float(prediction.probs.min()) <= float(prediction.probs.max()) <= 1
     called = posterior(X_NEW)
@@ -129,7 +130,7 @@ def test_scores_do_not_depend_on_how_many_rows_are_formed_at_a_time(
     posterior = method.fit()
 
     def answers() -> list[Tensor]:
-        exact = [posterior.functional_variance(X_NEW, exact=True)] if method.prior else []
+        exact = [posterior.functional_variance(X_NEW, exact=True)] if method.exact else []
         return [*(posterior.ood_score(X_NEW, kind) for kind in method.scores), *exact]
 
     at_once = answers()
@@ -221,15 +222,18 @@ def test_predictions_are_on_the_device_of_the_model(method: Method) -> None:
 @each_baseline
 def test_no_tensor_is_created_on_the_default_device(method: Method, tmp_path: Path) -> None:
     """Under the default device "meta", a tensor that is made without saying where has no numbers."""
-    home, model, data, wanted = torch.get_default_device(), MLP.build(), [CLASSIFICATION.data()], None
+    home, model = torch.get_default_device(), MLP.build()
+    data, held_out = [CLASSIFICATION.data()], [CLASSIFICATION.data(seed=3)]
     wanted = answer(method, method.fit(model=model, loader=data))
     torch.set_default_device("meta")
     try:
         posterior = method.fit(model=model, loader=data)
         assert torch.equal(answer(method, posterior), wanted)
         if method.prior:
-            assert posterior.optimize_prior_precision(data, "marglik") > 0
+            assert posterior.optimize_prior_precision(held_out, "marglik" if method.exact else "grid") > 0
+        if method.exact:
             assert posterior.functional_variance(X_NEW, exact=True).device == wanted.device
+        if method.prior:
             posterior.prior_precision = 1.0
         posterior.save(tmp_path / "posterior")
         assert torch.equal(answer(method, nb.load(tmp_path / "posterior", model)), wanted)
@@ -274,8 +278,9 @@ def test_outputs_may_have_positions_and_be_taken_from_what_the_model_returns(met
     posterior.save(tmp_path / "posterior")
     loaded = nb.load(tmp_path / "posterior", model, output_fn=lambda returned: returned["tags"])
     assert torch.equal(loaded.predict(x).samples, prediction.samples)
-    if method.prior and method in BASELINES:
+    if method.prior and method not in PROJECTED:
         assert posterior.optimize_prior_precision([(x, y)], "grid") > 0
+    if method.exact and method not in PROJECTED:
         assert posterior.functional_variance(x, exact=True).shape == (6, 4, 3)
 
 
@@ -331,8 +336,56 @@ def test_a_precision_can_be_changed_without_a_new_fit(method: Method) -> None:
         with pytest.raises(SettingsError, match="positive number"):
             method.make(prior_precision=bad)
     held_out = [CLASSIFICATION.data(n=9, seed=3)]
-    for how in ("grid", "marglik"):
+    for how in ("grid", "marglik") if method.exact else ("grid",):
         assert posterior.optimize_prior_precision(held_out, how) == posterior.prior_precision
+
+
+@each_baseline
+def test_the_precision_is_one_over_a_variance(method: Method) -> None:
+    """Where the prior outweighs the data, four times the precision halves the deviations."""
+    if not method.prior:
+        return
+    posterior = method.fit()
+    posterior.prior_precision = 1e8
+    first = posterior.predict(X_NEW).variance
+    posterior.prior_precision = 4e8
+    torch.testing.assert_close(4.0 * posterior.predict(X_NEW).variance, first, rtol=1e-3, atol=0)
+
+
+@each_baseline
+def test_only_a_method_with_a_curvature_has_evidence_and_exact_variances(method: Method) -> None:
+    posterior = method.fit()
+    if method.exact or not method.prior:
+        return
+    with pytest.raises(SettingsError, match="has no exact functional variance: use exact=False"):
+        posterior.functional_variance(X_NEW, exact=True)
+    with pytest.raises(SettingsError, match='has no marginal likelihood: use method="grid"'):
+        posterior.optimize_prior_precision([CLASSIFICATION.data()], "marglik")
+
+
+def another(value: Any) -> Any:
+    """Another value that a setting may have; None where that cannot be told from the default."""
+    return {int: lambda: value + 1, float: lambda: value / 2}.get(type(value), lambda: None)()
+
+
+@each_baseline
+def test_settings_reach_the_method_and_a_file(method: Method, tmp_path: Path) -> None:
+    default, taken = method.kind._method, arguments(method.kind)
+    fields, common = [field.name for field in dataclasses.fields(default)], set(arguments(baselines.Baseline))
+    assert set(taken) - common <= set(fields), "an argument that is no field of the method, and not in its files"
+    changed = {name: another(getattr(default, name)) for name in fields if name in taken}
+    changed = {name: value for name, value in changed.items() if value is not None}
+    model = MLP.build()
+    posterior = method.make(model=model, **changed)
+    assert {name: getattr(posterior._method, name) for name in changed} == changed
+    assert method.kind._method is default
+    data, generator = [CLASSIFICATION.data()], torch.Generator().manual_seed(0)
+    posterior.fit(data, 4, generator=generator, progress=False, **method.extra(model)).save(tmp_path / "posterior")
+    loaded = nb.load(tmp_path / "posterior", model)
+    assert {name: getattr(loaded._method, name) for name in changed} == changed
+    if method.prior:
+        loaded.prior_precision = posterior.prior_precision = 2.0  # samples are drawn again, from what the file holds
+    torch.testing.assert_close(answer(method, loaded), answer(method, posterior), rtol=1e-10, atol=1e-12)
 
 
 def test_a_custom_method_without_evidence_says_how_to_choose_the_precision() -> None:

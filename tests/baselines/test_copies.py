@@ -41,7 +41,7 @@ def answers(method: Method, posterior: Any) -> list[Tensor]:
     found = [posterior.ood_score(X_NEW)]
     if method.samples:
         found += [posterior.predict(X_NEW, pred_type=kind).samples for kind in method.pred_types]
-    if method.prior and method.kind not in KERNEL:
+    if method.exact and method.kind not in KERNEL:
         found.append(posterior.functional_variance(X_NEW, exact=True))
     return found
 

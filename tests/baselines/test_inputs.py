@@ -41,7 +41,7 @@ def questions(method: Method, posterior: Any) -> list[Callable[[Any], Any]]:
     if method.samples:
         asked += [lambda x, kind=kind: posterior.predict(x, pred_type=kind).samples for kind in method.pred_types]
         asked.append(posterior.functional_variance)
-    if method.prior:
+    if method.exact:
         asked.append(lambda x: posterior.functional_variance(x, exact=True))
     return asked
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import nullbayes as nb
 from nullbayes.baselines import MAP, TemperatureScaling
 from nullbayes.errors import LikelihoodError, NullBayesWarning
-from support.models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, Task
+from support.models import BINARY, CLASSIFICATION, CUSTOM, MLP, MULTILABEL, POISSON, REGRESSION, Task
 
 N = 60
 
@@ -100,6 +100,7 @@ def test_a_new_fit_starts_from_the_likelihood_that_was_given() -> None:
     assert again.temperature == TemperatureScaling(MLP.build()).fit(*other, progress=False).temperature
 
 
-def test_a_loss_of_ones_own_has_no_temperature() -> None:
-    with pytest.raises(LikelihoodError, match="a loss of your own has not: use MAP"):
-        fitted(CUSTOM)
+@pytest.mark.parametrize(("task", "what"), [(CUSTOM, "a loss of your own"), (POISSON, "a poisson likelihood")])
+def test_a_likelihood_without_a_temperature_is_refused(task: Task, what: str) -> None:
+    with pytest.raises(LikelihoodError, match=f"{what} has not: use MAP"):
+        fitted(task)

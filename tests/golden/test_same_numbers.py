@@ -128,11 +128,21 @@ FITS: dict[str, Callable[[], Any]] = {
 }
 
 
+def test_every_baseline_has_numbers() -> None:
+    kinds = {kind for kind in vars(baselines).values() if inspect.isclass(kind)}
+    kinds = {kind for kind in kinds - {baselines.Baseline} if issubclass(kind, baselines.Baseline)}
+    named = {kind.__name__ for kind in kinds - {baselines.DeepEnsemble}} | {"deep ensemble"}
+    assert named <= FITS.keys(), "a baseline that is not in FITS"
+    assert json.loads(FILE.read_text()).keys() <= FITS.keys(), "numbers of a fit that is no more"
+
+
 @pytest.mark.cpu
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.NullBayesWarning")
 @pytest.mark.parametrize("name", FITS)
 def test_same_numbers(name: str) -> None:
-    stored, found = json.loads(FILE.read_text())[name], numbers(FITS[name]())
+    everything = json.loads(FILE.read_text())
+    assert name in everything, "a new method: run python tests/golden/test_same_numbers.py, and look at the diff"
+    stored, found = everything[name], numbers(FITS[name]())
     assert found.keys() == stored.keys()
     for part, values in stored.items():
         assert found[part] == pytest.approx(values, rel=1e-6, abs=1e-9), part

@@ -4,6 +4,7 @@
 ``models``             small networks by name (`MODELS["tied weights"]`), likelihoods with targets, Jacobians by a loop
 ``drawing``            random tensors that are the same on every device
 ``two_layers``         networks of two layers with a forward function of the test's own
+``recipes``            the likelihood and the baseline of `CONTRIBUTING.md`, which belong to no library
 ``trained``            networks that have learned their data
 ``layouts``            rows held as pieces, beside the dense matrix that they stand for
 ``cube``               an operation without a forward-mode derivative and without `vmap`

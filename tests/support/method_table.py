@@ -13,7 +13,8 @@ from torch import nn
 
 import nullbayes as nb
 from nullbayes import baselines, detectors, predictive
-from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task
+from support import recipes
+from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, POISSON, TASKS, Task
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 # the scores of the library, with the default first: those that need no samples, and all
@@ -29,6 +30,7 @@ class Method:
     extra: Callable[[nn.Module], dict[str, Any]] = lambda model: {}  # what fit needs beside the data
     samples: bool = True  # whether it predicts
     prior: bool = True
+    sampled_only: bool = False  # whether a prior has neither a curvature and its evidence nor exact variances
     custom: bool = False  # whether it takes a loss of one's own
     still: bool = False  # whether its one sample is the network itself
     tasks: tuple[Task, ...] = tuple(TASKS)  # that it can be fitted to, beside a loss of one's own
@@ -39,6 +41,11 @@ class Method:
     @property
     def name(self) -> str:
         return self.kind.__name__
+
+    @property
+    def exact(self) -> bool:
+        """Whether it knows variances exactly; a baseline has a curvature and a marginal likelihood as well."""
+        return self.prior and not self.sampled_only
 
     def make(self, task: Task = CLASSIFICATION, model: nn.Module | None = None, **settings: Any) -> Any:
         return self.kind(model or MLP.build(task.outputs), task.likelihood, **settings)
@@ -77,7 +84,13 @@ def members(model: nn.Module) -> dict[str, Any]:
 PROJECTED = (Method(nb.ProjectedPosterior, custom=True), Method(nb.LossProjectedPosterior, custom=True))
 BASELINES = (
     Method(baselines.MAP, prior=False, custom=True, still=True, scores=OF_NETWORK),
-    Method(baselines.TemperatureScaling, prior=False, still=True, scores=OF_NETWORK),
+    Method(
+        baselines.TemperatureScaling,
+        prior=False,
+        still=True,
+        tasks=tuple(task for task in TASKS if task is not POISSON),  # which has no temperature
+        scores=OF_NETWORK,
+    ),
     Method(baselines.DiagonalLaplace),
     Method(baselines.LastLayerLaplace),
     Method(baselines.KroneckerLaplace),
@@ -114,9 +127,10 @@ DETECTORS = (
     detector(detectors.NNGuide, "nnguide", **_CLASSES_ONLY),
     detector(detectors.GradPCA, "gradpca", **_CLASSES_ONLY),
 )
-METHODS = (*PROJECTED, *BASELINES, *DETECTORS)
+OWN = (Method(recipes.RelativeNoise, sampled_only=True, custom=True),)  # a baseline outside of the library
+METHODS = (*PROJECTED, *BASELINES, *DETECTORS, *OWN)
 each_method = pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
-each_baseline = pytest.mark.parametrize("method", [*BASELINES, *DETECTORS], ids=lambda method: method.name)
+each_baseline = pytest.mark.parametrize("method", [*BASELINES, *DETECTORS, *OWN], ids=lambda method: method.name)
 each_sampler = pytest.mark.parametrize(
     "method", [m for m in METHODS if m.samples], ids=lambda method: method.name
 )  # fmt: skip

@@ -1,6 +1,6 @@
 """Small float64 networks, likelihoods with data for them, and slow answers to compare with.
 
-Nothing here uses the library, except for the names of its likelihoods.
+Nothing here uses the library, except for its likelihoods.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import nullbayes as nb
+from support import recipes
 from support.drawing import randint, randn
 
 # --- networks ---------------------------------------------------------------------------------------------------------
@@ -298,32 +299,50 @@ class Task:
     likelihood: Any
     outputs: int
     targets: Callable[[int, torch.Generator], Tensor]
-    loss: Callable[[Tensor, Tensor], Tensor]  # (O,), one target -> ()
+    loss: Callable[[Tensor, Tensor], Tensor]  # (O,), one target -> (): minus its log probability, constants included
+    learnable: Callable[[Tensor, torch.Generator], Tensor]  # numbers (n, 4) that follow from inputs -> targets
+    wrong: tuple[float, ...] = ()  # values that no target can have
+    own: bool = False  # whether a file cannot hold the likelihood, because it is not one of the library
 
     def data(self, model: Model = MLP, n: int = 5, seed: int = 1) -> tuple[Any, Tensor]:
         """Inputs and targets."""
         generator = torch.Generator().manual_seed(seed)
         return model.inputs(n, generator), self.targets(n, generator)
 
+    @property
+    def loading(self) -> dict[str, Any]:
+        """What `nb.load` needs beside file and model."""
+        return {"likelihood": self.likelihood} if self.own else {}
+
 
 def _normal(width: int) -> Callable[[int, torch.Generator], Tensor]:
     return lambda n, generator: randn(n, width, generator=generator, dtype=torch.float64)
+
+
+def _noisy(numbers: Tensor, generator: torch.Generator) -> Tensor:
+    return numbers[:, :2] + 0.1 * randn(len(numbers), 2, generator=generator, dtype=torch.float64)
 
 
 CLASSIFICATION = Task(
     "classification", "classification", 3,
     lambda n, generator: randint(3, (n,), generator=generator),
     lambda f, y: f.exp().sum().log() - f[y],
+    lambda numbers, generator: numbers[:, :3].argmax(1),
+    wrong=(-1, 3),
 )  # fmt: skip
 BINARY = Task(
     "binary", "binary", 1,
     lambda n, generator: randint(2, (n,), generator=generator),
     lambda f, y: ((1 + f.exp()).log() - y * f).sum(),
+    lambda numbers, generator: (numbers[:, 0] > 0).long(),
+    wrong=(-1, 2, 0.5, math.nan),
 )  # fmt: skip
 MULTILABEL = Task(
     "multilabel", "multilabel", 3,
     lambda n, generator: randint(2, (n, 3), generator=generator),
     lambda f, y: ((1 + f.exp()).log() - y * f).sum(),
+    lambda numbers, generator: (numbers[:, :3] > 0).long(),
+    wrong=(-1, 2, 0.5, math.nan),
 )  # fmt: skip
 REGRESSION = Task(
     "regression",
@@ -331,9 +350,18 @@ REGRESSION = Task(
     2,
     _normal(2),
     lambda f, y: ((f - y) ** 2 / (2 * 0.5**2) + math.log(0.5 * math.sqrt(2 * math.pi))).sum(),
+    _noisy,
 )
-CUSTOM = Task("custom", cauchy, 2, _normal(2), lambda f, y: (1 + (f - y) ** 2).log().sum())
-TASKS = (CLASSIFICATION, BINARY, MULTILABEL, REGRESSION, CUSTOM)
+POISSON = Task(
+    "poisson", recipes.Poisson(), 2,
+    lambda n, generator: randint(5, (n, 2), generator=generator),
+    lambda f, y: (f.exp() - y * f + (y + 1).double().lgamma()).sum(),
+    lambda numbers, generator: (1.5 * numbers[:, :2]).exp().round().clamp(max=20.0),
+    wrong=(-1, 0.5, math.nan),
+    own=True,
+)  # fmt: skip
+CUSTOM = Task("custom", cauchy, 2, _normal(2), lambda f, y: (1 + (f - y) ** 2).log().sum(), _noisy, own=True)
+TASKS = (CLASSIFICATION, BINARY, MULTILABEL, REGRESSION, POISSON, CUSTOM)
 
 # --- slow answers -----------------------------------------------------------------------------------------------------
 

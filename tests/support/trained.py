@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from nullbayes.likelihoods import resolve
 from support.drawing import randn
-from support.models import BINARY, CLASSIFICATION, MULTILABEL, Task
+from support.models import Task
 
 N = 60
 
@@ -24,13 +24,7 @@ def _drawn(task: Task, n: int, seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = randn(n, 4, generator=generator, dtype=torch.float64)
     bend = x + 0.5 * x.roll(1, 1).sin()
-    if task is CLASSIFICATION:
-        return x, bend[:, :3].argmax(1)
-    if task is BINARY:
-        return x, (bend[:, 0] > 0).long()
-    if task is MULTILABEL:
-        return x, (bend[:, :3] > 0).long()
-    return x, bend[:, :2] + 0.1 * randn(n, 2, generator=generator, dtype=torch.float64)
+    return x, task.learnable(bend, generator)
 
 
 @functools.cache

@@ -155,14 +155,17 @@ class Method(ABC, Generic[State]):
     """How a baseline approximates; abstract. A subclass is a frozen dataclass whose fields are its settings.
 
     ``fit`` returns the state that everything else starts from. A file holds the settings, and of the state what
-    ``tensors`` returns. The class attributes say what the method can do.
+    ``tensors`` returns; ``restored`` makes the state of it again. The class attributes say what the method can do.
 
     Examples
     --------
     The same variance for every parameter, whatever the data, as a method and as the posterior around it:
 
-    >>> import nullbayes as nb
+    >>> import torch, nullbayes as nb
+    >>> from nullbayes.baselines.method import Learned
     >>> class Isotropic(nb.baselines.Method):
+    ...     hessian = False  # of the likelihood: it is not used
+    ...
     ...     def fit(self, context):
     ...         return Learned((), rank=None, reason="noise of the prior")
     ...
@@ -188,7 +191,10 @@ class Method(ABC, Generic[State]):
         """Learn from the training data. The state is not None, which stands for one that a file could not hold."""
 
     def deviations(self, state: State, network: Network, seed: int, n_samples: int, alpha: float) -> Tensor:  # (S, P)
-        """Return how far each sample is from the trained parameters; a method that is only a score has none."""
+        """Return how far each sample is from the trained parameters, with ``alpha`` taken into account.
+
+        A method that is only a score has none.
+        """
         return network.theta.new_zeros(0, network.n_parameters)
 
     def parameters(self, network: Network, x: Any) -> Network:
@@ -221,7 +227,10 @@ class Method(ABC, Generic[State]):
         return {}
 
     def restored(self, tensors: Mapping[str, Tensor], network: Network, seed: int) -> State | None:
-        """Return the state from a file's tensors; None where a file cannot hold it."""
+        """Return the state from a file's tensors; None where a file cannot hold it.
+
+        Tensors may come from a file that was altered: raise a ``ValueError`` for those that do not fit the network.
+        """
         return None
 
     def copied(self, state: State) -> State | None:

@@ -25,8 +25,10 @@ class _BestTemperature(NetworkItself):
     @full_precision()
     def fit(self, context: FitContext) -> Learned[float]:
         """Find the temperature of the largest likelihood."""
-        if context.rows.likelihood.name == "custom":
-            msg = f"{context.name} needs a likelihood with a temperature, which a loss of your own has not: use MAP."
+        likelihood = context.rows.likelihood
+        if not likelihood.has_closed_form:
+            what = "a loss of your own" if likelihood.name == "custom" else f"a {likelihood.name} likelihood"
+            msg = f"{context.name} needs a likelihood with a temperature, which {what} has not: use MAP."
             raise LikelihoodError(msg)
         outputs: list[Tensor] = []
         targets: list[Tensor] = []
@@ -36,7 +38,7 @@ class _BestTemperature(NetworkItself):
             targets.append(y)
         whole = joined(outputs)
         without_variance = torch.zeros_like(whole)[None].expand(2, *whole.shape)
-        _, best = tuned(answers_on(context.rows.likelihood, whole, without_variance, torch.cat(targets)))
+        _, best = tuned(answers_on(likelihood, whole, without_variance, torch.cat(targets)))
         return Learned(best, None, f"the network itself at a temperature of {best:.4g}")
 
 
