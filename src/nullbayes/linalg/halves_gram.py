@@ -53,8 +53,8 @@ def gram_by_halves(pieces: Sequence[Piece], n_rows: int, rows_per_example: int, 
                 add_cross(tile, mine, theirs)
             tile.div_(scale[rows, None]).div_(scale[columns])
             for piece in rest:
-                mine = piece.take(rows)
-                tile += mine.cross(mine if i == j else piece.take(columns), torch.float32, working_bytes)
+                own = piece.take(rows)
+                tile += own.cross(own if i == j else piece.take(columns), torch.float32, working_bytes)
             if i != j:
                 result[columns, rows] = tile.T
     return result
