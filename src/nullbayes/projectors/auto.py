@@ -197,19 +197,11 @@ class _CostModel:
         fewer = self.n_columns < self.n_rows and costs.column_parts == 1
         if fewer and costs.storage not in ("matrix_free", "half", "factors"):
             plans.append(self._plan(self._primal()))
-        if self._can_sketch:
-            each, examples = costs.rows_per_example, -(-costs.n_rows // costs.rows_per_example)
-            counts = [n for n in _COMBINATIONS if 2 * n <= each and n * examples <= costs.n_columns]
-            plans += [self._plan(self._sketched(n)) for n in counts]
-        return plans
-
-    @property
-    def _can_sketch(self) -> bool:
-        """Whether a part of the rows may be a good preconditioner for all of them."""
-        costs = self.costs
         alone = costs.processes == costs.column_parts == 1 and costs.storage == "device" and costs.device.type == "cpu"
         many = costs.rows_per_example >= _OUTPUTS and _MANY <= costs.n_rows <= costs.n_columns
-        return alone and many and self.rtol >= _SKETCH_RTOL
+        if alone and many and self.rtol >= _SKETCH_RTOL:
+            plans += [self._plan(self._sketched(n)) for n in _COMBINATIONS if 2 * n <= costs.rows_per_example]
+        return plans
 
     @property
     def n_rows(self) -> int:
