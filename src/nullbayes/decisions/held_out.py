@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.decisions import answers, statistics
-from nullbayes.decisions.familiar import warn_of_tuned
+from nullbayes.decisions.familiar import warn_of_copies, warn_of_tuned
 from nullbayes.decisions.strangers import strangers
 from nullbayes.decisions.words import extreme_words, strange_words
 from nullbayes.errors import DataError, warn
@@ -34,10 +34,10 @@ _MOST_LEARNED = 1000  # held-out examples that weights are learned from
 _PER_KIND = 250  # strangers of each kind
 _MOST_TRAINED = 500  # training data that tell what is too low
 _FEW = 16  # inputs that a network is tried with
-_ERRORS = 3.0  # standard errors within which the share of training inputs is that of chance
+_ERRORS = 3.0  # standard errors within which a share of training inputs is that of chance
 _AS_GOOD = 0.06  # of AUROC, about two standard errors
 _OF_POSITIONS = ("max_variance", "mutual_information", "entropy", "energy", "generalized_entropy")
-_OVERLAP = 0.01  # of the held-out examples may be training inputs, which are then left out
+_OVERLAP = 0.01  # of the held-out examples may be training inputs, and more by chance, which are then left out
 
 
 @dataclass
@@ -128,13 +128,16 @@ def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, m
     count = sum(map(len, keys))
     if repeated > _OVERLAP:
         _check_repeated(posterior, count, overlap, repeated)
+        given = count
     else:
         _check_overlap(posterior, count, overlap)
-    if count < _LEAST:
+        given = count + overlap  # a row that occurs twice, once on each side, is no reason to refuse all others
+    if given < _LEAST:
         msg = f"There are {count} held-out examples: calibrate needs at least {_LEAST}, and a thousand are better."
         raise DataError(msg)
     guesses.check("held-out")
     warn_of_tuned(posterior._familiar, torch.cat(sums))
+    warn_of_copies(posterior._familiar, torch.cat(sums))
     return HeldOut(
         _finite(torch.cat(columns), kind), _joined(errors), _joined(positions), torch.cat(keys),
         pool.joined(min(_PER_KIND, _MOST_LEARNED, count // 2)),
@@ -166,7 +169,8 @@ def _finite(columns: Tensor, kind: str) -> Tensor:
 
 def _check_overlap(posterior: Any, n: int, overlap: int) -> None:
     """Refuse held-out data with many training inputs; ``n`` others are left."""
-    if overlap > _OVERLAP * (n + overlap):
+    usual = _OVERLAP * (n + overlap)
+    if overlap > usual + _ERRORS * usual**0.5:  # of few examples, one or two that occur twice are more than the share
         raise DataError(_training_data(posterior, n + overlap, overlap))
     if overlap:
         warn(f"{overlap:,} of the {n + overlap:,} held-out inputs are training data; they were left out.")
