@@ -31,6 +31,12 @@ def closed_form(n_parameters: int, kernel_dimension: float, theta_squared: float
     if rank <= 0 or theta_squared <= 0:
         reason = "the rows have rank zero" if rank <= 0 else "all parameters are zero"
         msg = f"There is no optimal prior precision, because {reason}: pass prior_precision=<a number>."
+        if rank <= 0:
+            msg = (
+                f"There is no optimal prior precision, because {reason}, so that the training data hold nothing. The "
+                "losses of a network that fits its data exactly have no gradient: use ProjectedPosterior, which holds "
+                "the outputs."
+            )
         raise SettingsError(msg)
     return rank / theta_squared
 

@@ -127,7 +127,9 @@ def test_a_few_training_inputs_are_left_out_with_a_warning(posterior: Any) -> No
 def test_a_row_that_occurs_once_on_each_side_does_not_stop_a_small_calibration(posterior: Any) -> None:
     x, y = held(39)
     known = draw(CLASSIFICATION)
-    with pytest.warns(nb.errors.NullBayesWarning, match="1 of the 40 held-out inputs are training data; they were left"):
+    with pytest.warns(
+        nb.errors.NullBayesWarning, match="1 of the 40 held-out inputs are training data; they were left"
+    ):
         posterior.calibrate(torch.cat([x, known[0][:1]]), torch.cat([y, known[1][:1]]))
     assert posterior.is_ood(X_NEW).shape == (len(X_NEW),)
     with pytest.raises(DataError, match="There are 39 held-out examples"):

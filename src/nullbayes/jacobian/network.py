@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -282,19 +283,32 @@ def the_output(returned: Any) -> Tensor:  # (n, ...)
     """Return the output among what a model returns: its only tensor, or the one called "logits"."""
     if isinstance(returned, Tensor):
         return returned
-    if isinstance(returned, Mapping) and isinstance(returned.get("logits"), Tensor):
-        logits: Tensor = returned["logits"]
+    named, how = _by_name(returned)
+    if named is not None and isinstance(named.get("logits"), Tensor):
+        logits: Tensor = named["logits"]
         return logits
-    if isinstance(returned, (Mapping, tuple, list)):
-        found = [leaf for leaf in leaves(returned) if leaf.is_floating_point()]
+    parts = returned if named is None else named
+    if isinstance(parts, (Mapping, tuple, list)):
+        found = [leaf for leaf in leaves(parts) if leaf.is_floating_point()]
         if len(found) == 1:
             return found[0]
-        names = f" ({', '.join(map(str, returned))})" if isinstance(returned, Mapping) else ""
+        names = f" ({', '.join(map(str, named))})" if named is not None else ""
         what = f"{type(returned).__name__} with {len(found)} floating-point tensors{names}"
     else:
         what = type(returned).__name__
-    msg = f"The model returns a {what}: say which is its output with output_fn=lambda returned: returned[...]."
+    msg = f"The model returns a {what}: say which is its output with output_fn=lambda returned: returned{how}."
     raise ModelError(msg)
+
+
+def _by_name(returned: Any) -> tuple[Mapping[Any, Any] | None, str]:
+    """Return what a mapping, a named tuple or a dataclass holds by its names, if it has such; and how to select."""
+    if isinstance(returned, Mapping):
+        return returned, "[...]"
+    if isinstance(returned, tuple) and hasattr(returned, "_fields"):
+        return dict(zip(returned._fields, returned, strict=True)), ".NAME"
+    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
+        return {field.name: getattr(returned, field.name) for field in dataclasses.fields(returned)}, ".NAME"
+    return None, "[...]" if isinstance(returned, (tuple, list)) else ".NAME"
 
 
 def _single(leaf: Tensor) -> Tensor:
