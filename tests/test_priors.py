@@ -50,7 +50,7 @@ def test_without_an_optimum_the_error_asks_for_a_number() -> None:
 def test_rows_that_are_zero_are_said_to_hold_nothing() -> None:
     """A number for the precision would give samples that nothing holds."""
     with pytest.raises(
-        SettingsError, match="rank zero, so that the training data hold nothing.*use ProjectedPosterior"
+        SettingsError, match=r"rank zero, so that the training data hold nothing.*use ProjectedPosterior"
     ):
         priors.closed_form(5, 5.0, 1.0)
 
