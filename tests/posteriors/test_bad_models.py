@@ -200,7 +200,7 @@ LIKELIHOODS_REFUSED = {
     "unknown": ("poisson", 3, Y, "'poisson' is not one of classification, binary, multilabel, regression"),
     "no likelihood": (3, 3, Y, "a name, a Likelihood or a callable, not int"),
     "reduced loss": (nn.CrossEntropyLoss(), 3, Y, r'shape \(5,\), not \(\): use reduction="none"'),
-    "loss for each output": (lambda f, y: f.square(), 3, Y, r'shape \(5,\), not \(5, 3\): sum over the other dimensions'),
+    "loss for each output": (lambda f, y: f.square(), 3, Y, r'shape \(5,\), not \(5, 3\): sum over'),
     "loss that is a number": (lambda f, y: 0.0, 3, Y, 'not float: use reduction="none"'),
     "loss that is NaN": (lambda f, y: (f.square() + 1).neg().log().sum(1), 3, Y, "loss is NaN or Inf"),
 }  # fmt: skip
