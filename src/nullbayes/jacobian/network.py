@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.parametrize import is_parametrized
 
 from nullbayes.distributed import ALONE, Group
 from nullbayes.errors import InputError, ModelError, NullBayesError, SettingsError
@@ -33,7 +34,13 @@ from nullbayes.jacobian.modules import (
 )
 from nullbayes.jacobian.modules import Selection as Selection
 from nullbayes.limits import is_out_of_memory
-from nullbayes.precision import differentiable, plain_recurrence, uncompiled
+from nullbayes.precision import (
+    WithoutAutocast,
+    computed_parametrizations,
+    differentiable,
+    plain_recurrence,
+    uncompiled,
+)
 from nullbayes.torch_internals import before_compilation
 
 OutputFn = Callable[[Any], Tensor]
@@ -57,6 +64,7 @@ class Network:
     """
 
     _whole: Network | None = None  # of which this is a part
+    _autocasts: bool | None = None  # whether the model turns autocast on by itself, once it was called
     division: Division | None = None  # of the parameters among processes, of which this has a part
 
     def __init__(self, model: nn.Module, parameters: Selection = None, output_fn: OutputFn | None = None) -> None:
@@ -71,6 +79,8 @@ class Network:
             self._switches.append(plain_recurrence)
         if any(before_compilation(module) is not None for module in model.modules()):
             self._switches.append(uncompiled)
+        if any(is_parametrized(module) for module in model.modules()):
+            self._switches.append(computed_parametrizations)
         chosen = select_parameters(model, parameters)
         self.names = tuple(chosen)
         self.shapes = tuple(tuple(p.shape) for p in chosen.values())
@@ -168,13 +178,16 @@ class Network:
     def evaluate(self, x: Any, run: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Tensor:  # (n, ...)
         """Return the outputs of a call of the module, ``run(args, kwargs)``, or say what is wrong with them.
 
-        The inputs are cloned, because some models modify them in place.
+        The inputs are cloned, because some models modify them in place. Autocast within the model is off, as outside.
         """
         copied = _single if self.casts_to_float32 else torch.clone
         args, kwargs = arguments(map_leaves(copied, x))
         with self.lock, contextlib.ExitStack() as stack:
             for switch in self._switches:
                 stack.enter_context(switch())
+            watch = WithoutAutocast(self.device.type)
+            if self._autocasts is not False:
+                stack.enter_context(watch)
             try:
                 returned = run(args, kwargs)
             except Exception as error:
@@ -184,6 +197,7 @@ class Network:
                     with lines_checked(self.module):
                         run(*arguments(map_leaves(copied, x)))
                 raise
+            self._autocasts = self._autocasts or watch.seen
         outputs = self.output_fn(returned)
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.ndim == 0:
             what = f"{outputs.dtype}, shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs)
