@@ -37,6 +37,56 @@ def test_inputs_alone_are_enough_for_p_values(posterior: Any) -> None:
             posterior.predict_set(X_NEW)
 
 
+def test_loaders_of_inputs_alone_are_enough_for_p_values(posterior: Any) -> None:
+    x, _ = held()
+    wanted = posterior.calibrate(x).p_value(X_NEW)
+    loaders = (
+        DataLoader(x, batch_size=16),  # type: ignore[arg-type]
+        DataLoader(TensorDataset(x), batch_size=16),
+        TensorDataset(x),
+        x.split(16),
+        iter(x.split(16)),
+        [(part,) for part in x.split(16)],
+    )
+    for loader in loaders:
+        data = list(loader) if isinstance(loader, tuple) else loader
+        assert torch.equal(posterior.calibrate(data).p_value(X_NEW), wanted)
+        assert posterior.calibration.errors is None
+    with pytest.raises(DataError, match=r"must be a pair .*weights of examples change nothing"):
+        posterior.calibrate([(x, x, x)])
+    with pytest.raises(DataError, match="The loader is empty"):
+        posterior.calibrate([])
+
+
+def test_batch_fn_may_say_that_there_are_no_targets() -> None:
+    x, _ = held()
+    plain, own = fitted(), fitted(batch_fn=lambda batch: (batch["image"], batch.get("label")))
+    wanted = plain.calibrate(x).p_value(X_NEW)
+    assert torch.equal(own.calibrate([{"image": part} for part in x.split(16)]).p_value(X_NEW), wanted)
+    own.calibrate([{"image": x, "label": held()[1]}])
+    assert own.calibration.errors is not None
+    with pytest.raises(KeyError, match="image"):
+        own.calibrate([{"picture": x}])
+
+
+def test_several_inputs_of_a_loader_are_no_pair_with_targets() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3).double()
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.layer(a.tanh() + b)
+
+    x, y = draw(CLASSIFICATION)
+    new, _ = held()
+    posterior = nb.ProjectedPosterior(Sum(), prior_precision=1.0).fit((x[:3], 2 * x[:3]), y[:3], 4, progress=False)
+    wanted = posterior.calibrate([((new, 2 * new), held()[1])]).p_value((new, new))
+    pairs = DataLoader(TensorDataset(new, 2 * new), batch_size=16)
+    assert torch.equal(posterior.calibrate(pairs).p_value((new, new)), wanted)
+    assert posterior.calibration.errors is None
+
+
 @pytest.mark.parametrize("size", [1, 7, 16, 100])
 def test_the_size_of_batches_does_not_matter(posterior: Any, size: int) -> None:
     x, y = held()

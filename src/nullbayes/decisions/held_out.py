@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,15 +16,18 @@ from nullbayes.decisions.strangers import strangers
 from nullbayes.decisions.words import extreme_words, strange_words
 from nullbayes.errors import DataError, warn
 from nullbayes.jacobian.batches import (
+    BatchFn,
     described,
     input_checksums,
     inputs_of,
     is_array,
     join_examples,
     n_examples,
+    places,
     take_examples,
 )
 from nullbayes.jacobian.guesses import Guesses
+from nullbayes.jacobian.loaders import Given, as_loader
 from nullbayes.jacobian.tables import Lookup, find_lookups, takes
 from nullbayes.metrics import auroc
 from nullbayes.predictive import SCORES, Mask, Prediction, scores_of, stream
@@ -90,8 +94,36 @@ def pieces(posterior: Any, loader: Any, targets: Any) -> Iterator[tuple[Any, Ten
     if targets is None and (is_array(loader) or isinstance(loader, Mapping)):
         for x in stream(loader, posterior._network, posterior._batch_fn, 1):
             yield x, None
-    else:
-        yield from posterior._pieces(loader if targets is None else (loader, targets))
+        return
+    data = loader if targets is None else (loader, targets)
+    if isinstance(source := as_loader(data), Given):
+        yield from posterior._pieces(data)
+        return
+    with torch.random.fork_rng(devices=()):  # a DataLoader draws a seed
+        iterator = iter(source)
+    for first in iterator:
+        whole = chain([first], iterator)
+        if _has_targets(first, posterior._batch_fn, posterior._network.input_signature):
+            yield from posterior._pieces(whole)
+        else:
+            yield from ((x, None) for x in stream(whole, posterior._network, posterior._batch_fn, 1))
+        return
+    yield from posterior._pieces(data)  # which says that it is empty
+
+
+def _has_targets(batch: Any, batch_fn: BatchFn | None, signature: str) -> bool:
+    """Return whether a batch of a loader is more than inputs of the form that the signature describes."""
+    if batch_fn is not None:
+        try:
+            pair = batch_fn(batch)
+        except Exception:  # whatever is wrong with it shows where the batch is taken apart
+            return True
+        return not (isinstance(pair, (tuple, list)) and len(pair) == 2 and pair[1] is None)
+    if isinstance(batch, Mapping):
+        return len(inputs_of(batch, None, signature)) < len(batch)
+    if isinstance(batch, (tuple, list)):
+        return len(batch) != 1 and places(described(batch)) != places(signature)
+    return not is_array(batch)
 
 
 def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, mask: Mask) -> HeldOut:
