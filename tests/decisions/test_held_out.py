@@ -14,7 +14,7 @@ import nullbayes as nb
 from nullbayes.errors import DataError, LikelihoodError, SettingsError
 from support.calibrations import X_NEW, fitted, held
 from support.drawing import randint, randn
-from support.models import CLASSIFICATION
+from support.models import CLASSIFICATION, REGRESSION
 from support.trained import draw
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
@@ -183,6 +183,16 @@ def test_a_row_that_occurs_once_on_each_side_does_not_stop_a_small_calibration(p
         posterior.calibrate(torch.cat([x, known[0][:1]]), torch.cat([y, known[1][:1]]))
     assert posterior.is_ood(X_NEW).shape == (len(X_NEW),)
     with pytest.raises(DataError, match="There are 39 held-out examples"):
+        posterior.calibrate(x, y)
+
+
+def test_targets_in_other_units_cause_a_warning() -> None:
+    x, y = held(task=REGRESSION)
+    posterior = fitted(REGRESSION)
+    with pytest.warns(nb.errors.NullBayesWarning, match="standard deviations away .*targets scaled as in training"):
+        posterior.calibrate(x, 1000 * y + 50)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Half of the held-out")
         posterior.calibrate(x, y)
 
 

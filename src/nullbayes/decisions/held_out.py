@@ -39,6 +39,7 @@ _PER_KIND = 250  # strangers of each kind
 _MOST_TRAINED = 500  # training data that tell what is too low
 _FEW = 16  # inputs that a network is tried with
 _ERRORS = 3.0  # standard errors within which a share of training inputs is that of chance
+_FAR = 20.0  # standard deviations by which half of the targets are away from their predictions
 _AS_GOOD = 0.06  # of AUROC, about two standard errors
 _OF_POSITIONS = ("max_variance", "mutual_information", "entropy", "energy", "generalized_entropy")
 _OVERLAP = 0.01  # of the held-out examples may be training inputs, and more by chance, which are then left out
@@ -168,10 +169,13 @@ def read(posterior: Any, data: Iterator[tuple[Any, Tensor | None]], kind: str, m
         msg = f"There are {count} held-out examples: calibrate needs at least {_LEAST}, and a thousand are better."
         raise DataError(msg)
     guesses.check("held-out")
+    found_errors = _joined(errors)
+    if found_errors is not None and not posterior.likelihood.has_probabilities:
+        _check_distances(found_errors)
     warn_of_tuned(posterior._familiar, torch.cat(sums))
     warn_of_copies(posterior._familiar, torch.cat(sums))
     return HeldOut(
-        _finite(torch.cat(columns), kind), _joined(errors), _joined(positions), torch.cat(keys),
+        _finite(torch.cat(columns), kind), found_errors, _joined(positions), torch.cat(keys),
         pool.joined(min(_PER_KIND, _MOST_LEARNED, count // 2)),
     )  # fmt: skip
 
@@ -218,6 +222,16 @@ def _check_repeated(posterior: Any, n: int, overlap: int, repeated: float) -> No
             f"{overlap:,} of the {n:,} held-out inputs are equal to training inputs. They are kept, because "
             f"{repeated:.0%} of the training inputs are equal to one another, so that new inputs are often equal to "
             "training inputs, too. If they are the training data, calibrate with other data."
+        )
+
+
+def _check_distances(errors: Tensor) -> None:  # (n,) or (n, O), in standard deviations
+    """Warn of numbers that are so far from their predictions that they are in other units."""
+    usual = float(errors.nanmedian(0).values.max())
+    if usual > _FAR:
+        warn(
+            f"Half of the held-out targets are more than {usual:.3g} standard deviations away from their predictions, "
+            "and intervals will be as wide. Are inputs and targets scaled as in training?"
         )
 
 
