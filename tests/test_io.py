@@ -263,7 +263,10 @@ def changed(name: str) -> nn.Module:
 OTHER_MODELS = {
     "other parameters": (lambda: MLP.build(seed=1), "same structure with other parameters.*state_dict"),
     "a bit of one parameter": (lambda: changed("2.bias"), "same structure with other parameters.*state_dict"),
-    "other precision": (lambda: MLP.build().float(), "same structure with other parameters"),
+    "other precision": (
+        lambda: MLP.build().float(),
+        r"in torch.float64, and this one is in .*model.to\(torch.float64\)",
+    ),
     "more layers": (
         lambda: nn.Sequential(*MLP.build(), nn.Linear(3, 3).double()),
         "other parameters|another structure",

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nullbayes import likelihoods
@@ -328,6 +328,15 @@ def test_a_temperature_is_in_the_prediction_and_not_in_the_loss(task: Task) -> N
     torch.testing.assert_close(hot.loss(outputs, targets), plain.loss(outputs, targets))
     torch.testing.assert_close(hot.nll(outputs, targets), plain.nll(outputs / 4, targets))
     torch.testing.assert_close(hot.probabilities(outputs), plain.probabilities(outputs / 4))
+
+
+def test_a_custom_loss_of_every_output_is_said_to_need_a_sum() -> None:
+    """reduction="none" leaves one loss per output, so that it is not what is missing."""
+    outputs = torch.zeros(5, 1)
+    with pytest.raises(LikelihoodError, match=r"shape \(5,\), not \(5, 1\): sum over .*flatten\(1\).sum\(1\)"):
+        CustomLoss(nn.MSELoss(reduction="none")).check(outputs, outputs)
+    with pytest.raises(LikelihoodError, match=r"not \(\): use reduction=\"none\""):
+        CustomLoss(nn.MSELoss()).check(outputs, outputs)
 
 
 def test_a_custom_loss_has_neither_temperature_nor_closed_form() -> None:

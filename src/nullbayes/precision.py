@@ -24,8 +24,9 @@ from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
-from nullbayes.torch_internals import Switch, fp32_precision, set_fp32_precision
+from nullbayes.torch_internals import Switch, fp32_precision, parametrizations_computed, set_fp32_precision
 
 _TREE: tuple[Switch, ...] = (  # parents first
     ("generic", "all"),
@@ -257,12 +258,38 @@ def _run_uncompiled(stack: ExitStack) -> None:
     stack.enter_context(torch.compiler.set_stance("force_eager"))
 
 
+def _compute_parametrizations(stack: ExitStack) -> None:
+    stack.enter_context(parametrizations_computed())
+
+
 _plain_attention = Switches("_plain_attention", _use_plain_attention)
 plain_recurrence = Switches("plain_recurrence", _use_plain_recurrence)
 """Use torch's own LSTM and GRU: those of oneDNN have no forward mode, those of cuDNN no derivative in evaluation."""
 
 uncompiled = Switches("uncompiled", _run_uncompiled)
 """Run compiled parts of a network as they are written: compiled code hides its layers."""
+
+computed_parametrizations = Switches("computed_parametrizations", _compute_parametrizations)
+"""Compute parametrized tensors from the parameters of each call: ``parametrize.cached()`` keeps those of an earlier."""
+
+
+class WithoutAutocast(TorchFunctionMode):
+    """Turns off the autocast that a network turns on by itself, within its ``forward``, for every operation.
+
+    ``seen`` says whether there was any. ``device`` is the type of device that the network computes on.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device, self.seen = device, False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Carry out an operation in the precision of its operands."""
+        if not torch.is_autocast_enabled(self.device):
+            return func(*args, **(kwargs or {}))
+        self.seen = True
+        with torch.autocast(self.device, enabled=False):
+            return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 Switch = tuple[str, str]  # backend and operation, as torch names them
 
@@ -36,6 +37,17 @@ def has_hooks(module: nn.Module) -> bool:
 def is_batch_norm(module: nn.Module) -> bool:
     """Return whether a module is a batch normalization of any dimension."""
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
+
+
+@contextlib.contextmanager
+def parametrizations_computed() -> Iterator[None]:
+    """Compute parametrized tensors at every call, also inside of ``parametrize.cached()``, which counts its users."""
+    held = parametrize._cache_enabled
+    parametrize._cache_enabled -= held
+    try:
+        yield
+    finally:
+        parametrize._cache_enabled += held
 
 
 @contextlib.contextmanager

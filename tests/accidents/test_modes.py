@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 import nullbayes as nb
 from nullbayes.errors import ModelError
@@ -114,6 +115,55 @@ def test_inputs_and_models_of_inference_mode_are_accepted(ask: Any, tmp_path: Pa
         made, (x, y) = MLP.build(), CLASSIFICATION.data(MLP, n=3)
     assert torch.equal(ask(fitted(model, (x, y)), x, y, tmp_path), plain)
     assert torch.equal(ask(fitted(made, (x, y)), x, y, tmp_path), plain)
+
+
+# --- modes of the model's own -----------------------------------------------------------------------------------------
+
+
+class Casting(nn.Module):
+    """Turns autocast on by itself, as models do that were trained with it."""
+
+    def __init__(self, recurrent: bool, enabled: bool) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.body = nn.GRU(4, 6, batch_first=True) if recurrent else nn.Linear(4, 6)
+            self.weight, self.head = nn.Parameter(torch.randn(6, 6)), nn.Linear(6, 3)
+        self.enabled = enabled
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self.enabled):
+            seen = self.body(x[:, None])[0][:, 0] if isinstance(self.body, nn.GRU) else self.body(x)
+            return self.head(torch.tanh(seen @ self.weight)).float()
+
+
+@pytest.mark.parametrize("recurrent", [False, True], ids=["layers", "recurrent"])
+@each_question
+def test_autocast_within_a_model_is_off_for_its_posterior(ask: Any, recurrent: bool, tmp_path: Path) -> None:
+    x, y = CLASSIFICATION.data(MLP, n=6)
+    asked = [ask(fitted(Casting(recurrent, on), (x.float(), y)), x.float(), y, tmp_path) for on in (True, False)]
+    torch.testing.assert_close(*asked)
+
+
+class Symmetric(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.triu() + weight.triu(1).T
+
+
+@each_question
+def test_parametrizations_are_not_those_of_an_earlier_call(ask: Any, tmp_path: Path) -> None:
+    """``parametrize.cached()`` would keep the tensors of other parameters, and hide their derivatives."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    parametrize.register_parametrization(model[0], "weight", Symmetric())
+    x, y = CLASSIFICATION.data(MLP, n=6)
+    plain = ask(fitted(model, (x, y)), x, y, tmp_path)
+    with parametrize.cached():
+        model(x)
+        assert torch.equal(ask(fitted(model, (x, y)), x, y, tmp_path), plain)
+        assert model[0].weight is model[0].weight  # cached again
+    assert model[0].weight is not model[0].weight
 
 
 # --- nothing is left behind -------------------------------------------------------------------------------------------

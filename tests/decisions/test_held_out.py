@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import nullbayes as nb
 from nullbayes.errors import DataError, LikelihoodError, SettingsError
 from support.calibrations import X_NEW, fitted, held
 from support.drawing import randint, randn
-from support.models import CLASSIFICATION
+from support.models import CLASSIFICATION, REGRESSION
 from support.trained import draw
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
@@ -34,6 +35,56 @@ def test_inputs_alone_are_enough_for_p_values(posterior: Any) -> None:
         assert torch.equal(posterior.calibrate(alone).p_value(X_NEW), with_targets)
         with pytest.raises(SettingsError, match=r"calibrated without targets .*call calibrate\(x, y\) with labels"):
             posterior.predict_set(X_NEW)
+
+
+def test_loaders_of_inputs_alone_are_enough_for_p_values(posterior: Any) -> None:
+    x, _ = held()
+    wanted = posterior.calibrate(x).p_value(X_NEW)
+    loaders = (
+        DataLoader(x, batch_size=16),  # type: ignore[arg-type]
+        DataLoader(TensorDataset(x), batch_size=16),
+        TensorDataset(x),
+        x.split(16),
+        iter(x.split(16)),
+        [(part,) for part in x.split(16)],
+    )
+    for loader in loaders:
+        data = list(loader) if isinstance(loader, tuple) else loader
+        assert torch.equal(posterior.calibrate(data).p_value(X_NEW), wanted)
+        assert posterior.calibration.errors is None
+    with pytest.raises(DataError, match=r"must be a pair .*weights of examples change nothing"):
+        posterior.calibrate([(x, x, x)])
+    with pytest.raises(DataError, match="The loader is empty"):
+        posterior.calibrate([])
+
+
+def test_batch_fn_may_say_that_there_are_no_targets() -> None:
+    x, _ = held()
+    plain, own = fitted(), fitted(batch_fn=lambda batch: (batch["image"], batch.get("label")))
+    wanted = plain.calibrate(x).p_value(X_NEW)
+    assert torch.equal(own.calibrate([{"image": part} for part in x.split(16)]).p_value(X_NEW), wanted)
+    own.calibrate([{"image": x, "label": held()[1]}])
+    assert own.calibration.errors is not None
+    with pytest.raises(KeyError, match="image"):
+        own.calibrate([{"picture": x}])
+
+
+def test_several_inputs_of_a_loader_are_no_pair_with_targets() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 3).double()
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return self.layer(a.tanh() + b)
+
+    x, y = draw(CLASSIFICATION)
+    new, _ = held()
+    posterior = nb.ProjectedPosterior(Sum(), prior_precision=1.0).fit((x[:3], 2 * x[:3]), y[:3], 4, progress=False)
+    wanted = posterior.calibrate([((new, 2 * new), held()[1])]).p_value((new, new))
+    pairs = DataLoader(TensorDataset(new, 2 * new), batch_size=16)
+    assert torch.equal(posterior.calibrate(pairs).p_value((new, new)), wanted)
+    assert posterior.calibration.errors is None
 
 
 @pytest.mark.parametrize("size", [1, 7, 16, 100])
@@ -105,8 +156,8 @@ def test_training_data_are_refused(posterior: Any) -> None:
     with pytest.raises(DataError, match="60 of the 60 held-out inputs are training data of ProjectedPosterior"):
         posterior.calibrate(*draw(CLASSIFICATION))
     x, y = held(140)
-    with pytest.raises(DataError, match=r"2 of the 142 .*calibrate with data that it was not trained on"):
-        posterior.calibrate(torch.cat([x, draw(CLASSIFICATION)[0][:2]]), torch.cat([y, (y[:2] + 1) % 3]))
+    with pytest.raises(DataError, match=r"6 of the 146 .*calibrate with data that it was not trained on"):
+        posterior.calibrate(torch.cat([x, draw(CLASSIFICATION)[0][:6]]), torch.cat([y, (y[:6] + 1) % 3]))
 
 
 def test_a_few_training_inputs_are_left_out_with_a_warning(posterior: Any) -> None:
@@ -123,6 +174,40 @@ def test_a_few_training_inputs_are_left_out_with_a_warning(posterior: Any) -> No
     assert torch.allclose(found.errors, posterior.calibration.errors)
 
 
+def test_a_row_that_occurs_once_on_each_side_does_not_stop_a_small_calibration(posterior: Any) -> None:
+    x, y = held(39)
+    known = draw(CLASSIFICATION)
+    with pytest.warns(
+        nb.errors.NullBayesWarning, match="1 of the 40 held-out inputs are training data; they were left"
+    ):
+        posterior.calibrate(torch.cat([x, known[0][:1]]), torch.cat([y, known[1][:1]]))
+    assert posterior.is_ood(X_NEW).shape == (len(X_NEW),)
+    with pytest.raises(DataError, match="There are 39 held-out examples"):
+        posterior.calibrate(x, y)
+
+
+def test_targets_in_other_units_cause_a_warning() -> None:
+    x, y = held(task=REGRESSION)
+    posterior = fitted(REGRESSION)
+    with pytest.warns(nb.errors.NullBayesWarning, match="standard deviations away .*targets scaled as in training"):
+        posterior.calibrate(x, 1000 * y + 50)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Half of the held-out")
+        posterior.calibrate(x, y)
+
+
+# --- copies -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("times", [2, 10])
+def test_held_out_inputs_that_are_copies_cause_a_warning(posterior: Any, times: int) -> None:
+    x, y = (part.repeat_interleave(times, 0) for part in held(400 // times))
+    with pytest.warns(
+        nb.errors.NullBayesWarning, match=f"{400 - 400 // times} of the 400 held-out inputs are copies of others"
+    ):
+        posterior.calibrate(x, y, kind="max_variance")
+
+
 def discrete(n: int, seed: int) -> tuple[Tensor, Tensor]:
     """Three answers of yes, no or perhaps: 27 inputs in all."""
     x = randint(3, (n, 3), generator=torch.Generator().manual_seed(seed)).float()
@@ -135,8 +220,12 @@ def test_inputs_that_repeat_by_chance_are_no_training_data() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2))
     posterior = nb.ProjectedPosterior(model, prior_precision=1.0).fit(*discrete(30, 0), 4, progress=False)
-    with pytest.warns(nb.errors.NullBayesWarning, match="equal to training inputs. They are kept, because"):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         posterior.calibrate(*discrete(199, 1), kind="max_variance")
+    told = [str(w.message) for w in caught if isinstance(w.message, nb.errors.NullBayesWarning)]
+    assert any("equal to training inputs. They are kept, because" in text for text in told)
+    assert not any("copies" in text for text in told)
     assert len(posterior.calibration.scores) == 199
     x, _ = discrete(2000, 2)
     assert posterior.is_ood(x, 0.1).double().mean() < 0.2

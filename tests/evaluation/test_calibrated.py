@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 
 import nullbayes as nb
-from nullbayes.errors import SettingsError
+from nullbayes.errors import NullBayesWarning, SettingsError
 from nullbayes.predictive import SCORES
 from support.evaluated import STRANGERS, X, Y, check_detection, fitted
 from support.models import CLASSIFICATION
@@ -37,6 +38,18 @@ def test_all_scores_of_a_calibrated_method_have_rows_and_one_decides(calibrated:
     found = nb.evaluate({"p": calibrated["ProjectedPosterior"]}, (X, Y), STRANGERS, scores="all")
     assert [row.score for row in found.rows] == ["calibrated", *SCORES, "relative_variance"]
     assert [row.false_alarms is None for row in found.rows] == [False, *(True for _ in (*SCORES, "one more"))]
+
+
+@pytest.mark.parametrize("name", ["ProjectedPosterior", "KNN"])
+def test_data_that_have_calibrated_cause_a_warning(calibrated: dict[str, Any], name: str) -> None:
+    """Their false alarms are alpha, whatever the method does."""
+    method, (x, y) = {"p": calibrated[name]}, CLASSIFICATION.data(n=120, seed=21)
+    for used in (slice(None), slice(60), slice(30, 120)):
+        with pytest.warns(NullBayesWarning, match="have calibrated 'p', so that its false alarms are alpha"):
+            nb.evaluate(method, (x[used], y[used]), STRANGERS)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*have calibrated")
+        nb.evaluate(method, CLASSIFICATION.data(n=400, seed=22), STRANGERS)
 
 
 def test_the_combined_score_may_be_named_where_it_was_learned(calibrated: dict[str, Any]) -> None:

@@ -109,6 +109,16 @@ def test_a_fraction_of_zero_leaves_decisions_out_and_intervals_in() -> None:
         regressor.is_ood(X)
 
 
+@pytest.mark.filterwarnings("ignore:.*held-out inputs are")
+def test_a_table_with_two_rows_that_occur_twice_can_be_fitted() -> None:
+    """A split puts the copies on different sides, which is no reason to refuse the table."""
+    x, labels = X.copy(), LABELS.copy()
+    x[[1, 3]], labels[[1, 3]] = x[[0, 2]], labels[[0, 2]]
+    for seed in range(4):
+        made = NullBayesClassifier(epochs=1, n_samples=4, random_state=seed).fit(x, labels)
+        assert made.is_ood(x).shape == (240,)
+
+
 def test_estimators_go_into_pipelines_searches_clones_and_pickles(classifier: NullBayesClassifier) -> None:
     pipeline = make_pipeline(StandardScaler(), NullBayesClassifier(**SMALL))
     search = GridSearchCV(pipeline, {"nullbayesclassifier__posterior": ["projected", "loss-projected"]}, cv=2)

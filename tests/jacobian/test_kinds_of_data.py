@@ -115,6 +115,7 @@ def halved(batch: Any) -> tuple[Tensor, Any]:
 
 
 @pytest.mark.filterwarnings("ignore::nullbayes.errors.UntrainedWarning")
+@pytest.mark.filterwarnings("ignore:.*have calibrated")  # the same data serve for everything here
 def test_batch_fn_is_applied_to_batches_of_loaders_and_to_nothing_else() -> None:
     x, y = CLASSIFICATION.data(n=320)
     (x, old), (y, of_old) = x.split([300, 20]), y.split([300, 20])

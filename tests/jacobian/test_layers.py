@@ -46,8 +46,8 @@ class Words(nn.Module):
         return self.head(self.words(x).sum(1).tanh())
 
 
-@pytest.mark.parametrize("options", [{"padding_idx": 2}, {"sparse": True}], ids=str)
-def test_padding_idx_and_sparse_do_not_hide_derivatives_of_an_embedding(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"padding_idx": 2}, {"sparse": True}, {"scale_grad_by_freq": True}], ids=str)
+def test_options_of_an_embedding_do_not_hide_its_derivatives(options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     special, plain, x = Words(**options).double(), Words().double(), torch.tensor([[2, 1, 2], [2, 2, 5]])
     with torch.no_grad():
@@ -58,6 +58,7 @@ def test_padding_idx_and_sparse_do_not_hide_derivatives_of_an_embedding(options:
     torch.testing.assert_close(rows, jacobian(plain, x).flatten(0, 1))
     assert special.words.padding_idx == options.get("padding_idx")
     assert special.words.sparse == options.get("sparse", False)
+    assert special.words.scale_grad_by_freq == options.get("scale_grad_by_freq", False)
 
 
 def test_a_convolution_with_one_position_is_held_as_factors() -> None:

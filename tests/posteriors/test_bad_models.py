@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -33,6 +34,17 @@ class Wrapped(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         return self.function(self.layer(x))
+
+
+class Two(NamedTuple):
+    mean: Tensor
+    scale: Tensor
+
+
+@dataclass
+class TwoFields:
+    mean: Tensor
+    scale: Tensor
 
 
 def holding(entry: float) -> nn.Module:
@@ -81,6 +93,14 @@ FUNCTIONS_REFUSED = {
         r"a dict with 2 floating-point tensors \(mean, scale\).*output_fn",
     ),
     "a tuple as outputs": (lambda h: (h, (h, 3)), "a tuple with 2 floating-point tensors: .*output_fn"),
+    "a named tuple": (
+        lambda h: Two(h, h),
+        r"a Two with 2 floating-point tensors \(mean, scale\).*output_fn=lambda returned: returned\.NAME",
+    ),
+    "a dataclass": (
+        lambda h: TwoFields(h, h),
+        r"a TwoFields with 2 floating-point tensors \(mean, scale\).*returned\.NAME",
+    ),
     "nothing": (lambda h: None, "returns a NoneType: .*output_fn"),
 }
 
@@ -180,7 +200,7 @@ LIKELIHOODS_REFUSED = {
     "unknown": ("poisson", 3, Y, "'poisson' is not one of classification, binary, multilabel, regression"),
     "no likelihood": (3, 3, Y, "a name, a Likelihood or a callable, not int"),
     "reduced loss": (nn.CrossEntropyLoss(), 3, Y, r'shape \(5,\), not \(\): use reduction="none"'),
-    "loss for each output": (lambda f, y: f.square(), 3, Y, r'shape \(5,\), not \(5, 3\): use reduction="none"'),
+    "loss for each output": (lambda f, y: f.square(), 3, Y, r'shape \(5,\), not \(5, 3\): sum over'),
     "loss that is a number": (lambda f, y: 0.0, 3, Y, 'not float: use reduction="none"'),
     "loss that is NaN": (lambda f, y: (f.square() + 1).neg().log().sum(1), 3, Y, "loss is NaN or Inf"),
 }  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,14 @@ def logits(returned: Any) -> Tensor:
     """What a Hugging Face model means by its answer."""
     found: Tensor = returned["logits"]
     return found
+
+
+@dataclass
+class LogitsAndHidden:
+    """What some networks return: their outputs among other things, by name."""
+
+    hidden: Tensor
+    logits: Tensor
 
 
 CASES = (
@@ -100,6 +109,13 @@ CASES = (
         zoo.returning(lambda h: {"hidden": 2 * h, "logits": h}),
         numbers(4),
         outputs=logits,
+    ),
+    Case(
+        "named tuple or dataclass with logits",
+        "Inputs and outputs",
+        zoo.returning(lambda h: LogitsAndHidden(2 * h, h)),
+        numbers(4),
+        outputs=lambda r: r.logits,
     ),
     Case(
         "tuple with one tensor",

@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nullbayes.decisions.conformal import p_values
+from nullbayes.decisions.conformal import n_equal, p_values
 from nullbayes.decisions.weights import Weights
-from nullbayes.errors import FileError
+from nullbayes.errors import FileError, warn
 
 _SHOWN = 0.005  # the least weight of a low statistic that is printed
+_CALIBRATED = 0.2  # of the scores may be those of ranked inputs
 _TENSORS = ("scores", "errors", "position_scores")
 
 
@@ -105,6 +106,15 @@ class Calibration:
             In float64, on the device of the scores.
         """
         return p_values(self.scores.to(scores.device), scores.double())
+
+    def warn_of_ranked(self, scores: Tensor, name: str) -> None:  # (N,)
+        """Warn if many of some calibrated scores are those of held-out inputs that were ranked: see `evaluate`."""
+        found = n_equal(self.scores, scores.to(self.scores))
+        if found > _CALIBRATED * min(len(scores), len(self.scores)):
+            warn(
+                f"At least {found:,} of the {len(scores):,} inputs have calibrated {name!r}, so that its false alarms "
+                "are alpha whatever it does. Calibrate with one part of the held-out data, and evaluate with another."
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain numbers and strings, for JSON; of the ranked examples their number alone."""

@@ -18,6 +18,7 @@ from nullbayes.errors import SettingsError, warn
 from nullbayes.jacobian.batches import is_array
 
 _OF_SPREAD, _OF_SIZE = 1e-4, 1e-5  # by which scores of equal inputs may differ, in batches of different sizes
+_TIES = 0.1  # of the held-out scores may be as near to the next as that
 _OF_ERROR = 1e-6  # by which their errors may differ
 
 
@@ -35,6 +36,17 @@ def p_values(held_out: Tensor, scores: Tensor) -> Tensor:  # (m,), (...) -> (...
     rounding = _OF_SPREAD * (ordered - ordered.median()).abs().median() + _OF_SIZE * scores.abs()
     smaller = torch.searchsorted(ordered, torch.where(scores.isinf(), scores, scores - rounding))
     return (1.0 + (len(ordered) - smaller)).to(ordered.dtype) / (len(ordered) + 1.0)
+
+
+def n_equal(held_out: Tensor, scores: Tensor) -> int:  # (m,), (n,)
+    """Return how many scores are those of held-out inputs, up to rounding; zero where held-out scores have ties."""
+    ordered, spread = held_out.sort().values, (held_out - held_out.median()).abs().median()
+    apart = ordered.diff() > _OF_SPREAD * spread
+    if not bool(spread > 0) or float(apart.double().mean()) < 1.0 - _TIES:
+        return 0
+    near = torch.searchsorted(ordered, scores.to(ordered)).clamp(1, len(ordered) - 1)
+    distance = torch.minimum((scores - ordered[near]).abs(), (scores - ordered[near - 1]).abs())
+    return int((distance <= 0.1 * _OF_SPREAD * spread).sum())
 
 
 def quantile(held_out: Tensor, alpha: float) -> Tensor:  # (m, ...) -> (...)

@@ -44,7 +44,7 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
     ----------
     loader, targets : iterable of batches, or inputs and targets
         Data that the network was not trained on, like those that it will see, in any order. A thousand examples are
-        plenty; 40 are the least. Inputs alone, ``calibrate(x)`` with a tensor, an array or a mapping, are enough for
+        plenty; 40 are the least. Inputs alone, a tensor, an array, a mapping or a loader of these, are enough for
         :meth:`p_value` and :meth:`is_ood`.
     kind : str, optional
         The score to calibrate, such as "mutual_information". By default it is "combined", and the own score of methods

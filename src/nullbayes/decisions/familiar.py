@@ -30,6 +30,7 @@ _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
 _MOST_COLUMNS = 1024  # of a table
 _MOST_DIRECTIONS = 2048  # examples from which the principal directions of wider features are found
 _CHANCE = 0.05  # of the inputs may be training inputs without a warning
+_TIMES = 4.0  # as many pairs of equal inputs as expected are no chance
 _SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
 _ROUNDING = 1e-7  # of a squared distance in float32
@@ -132,8 +133,7 @@ class Familiar:
         About as many new inputs are equal to a training input by chance (Good 1953): none for photographs, many for a
         table of a few categories.
         """
-        counts = self.sums.unique(return_counts=True)[1]
-        return 1.0 - float((counts == 1).sum()) / len(self.sums)
+        return _repeated(self.sums)
 
     def seen_in(self, sums: Tensor) -> Tensor:  # (n,) -> bool (n,)
         """Return which inputs, given by their checksums, were training inputs."""
@@ -195,6 +195,34 @@ def warn_of_tuned(familiar: Familiar | None, sums: Tensor) -> None:  # (n,)
             "suit them better than new data, so that decisions are wrong more often than alpha says. Split the "
             "held-out data: tune with one part, and calibrate with the other."
         )
+
+
+def warn_of_copies(familiar: Familiar | None, sums: Tensor) -> None:  # (n,)
+    """Warn if held-out inputs, given by their checksums, are equal to one another more often than chance makes them.
+
+    Pairs of two held-out, of two training inputs, and of one of each are equal with the same probability, if all were
+    drawn alike: none of photographs, many of a table of a few categories.
+    """
+    if familiar is None or _repeated(sums) <= _CHANCE:
+        return
+    values, counts = sums.unique(return_counts=True)
+    known, times = familiar.sums.unique(return_counts=True)
+    shared = torch.isin(values, known), torch.isin(known, values)  # both in ascending order
+    across = int((counts[shared[0]] * times[shared[1]]).sum())
+    n, m, pairs = len(sums), len(familiar.sums), int((counts * (counts - 1)).sum()) / 2
+    chance = (int((times * (times - 1)).sum()) / 2 + across) / (m * (m - 1) / 2 + m * n)
+    if pairs > _TIMES * chance * n * (n - 1) / 2:
+        warn(
+            f"{n - len(values):,} of the {n:,} held-out inputs are copies of others, and training inputs are not "
+            "repeated as often. Copies say nothing new, so that decisions are wrong more often than alpha says. Pass "
+            "each example once: no oversampling, no sampler that draws with replacement."
+        )
+
+
+def _repeated(sums: Tensor) -> float:  # (n,)
+    """Return the share of inputs, given by their checksums, that occur more than once."""
+    counts = sums.unique(return_counts=True)[1]
+    return 1.0 - float((counts == 1).sum()) / len(sums)
 
 
 def rows_of(x: Any) -> Tensor | None:  # (n, p)

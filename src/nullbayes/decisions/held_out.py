@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nullbayes.decisions import answers, statistics
-from nullbayes.decisions.familiar import warn_of_tuned
+from nullbayes.decisions.familiar import warn_of_copies, warn_of_tuned
 from nullbayes.decisions.posterior import Posterior, need_familiar
 from nullbayes.decisions.strangers import strangers
 from nullbayes.decisions.words import extreme_words, strange_words
 from nullbayes.errors import DataError, warn
 from nullbayes.jacobian.batches import (
+    BatchFn,
     described,
     input_checksums,
     inputs_of,
     is_array,
     join_examples,
     n_examples,
+    places,
     take_examples,
 )
+from nullbayes.jacobian.loaders import Given, as_loader
 from nullbayes.jacobian.opening import Guesses
 from nullbayes.jacobian.tables import Lookup, find_lookups, takes
 from nullbayes.metrics import auroc
@@ -35,10 +39,11 @@ _MOST_LEARNED = 1000  # held-out examples that weights are learned from
 _PER_KIND = 250  # strangers of each kind
 _MOST_TRAINED = 500  # training data that tell what is too low
 _FEW = 16  # inputs that a network is tried with
-_ERRORS = 3.0  # standard errors within which the share of training inputs is that of chance
+_ERRORS = 3.0  # standard errors within which a share of training inputs is that of chance
+_FAR = 20.0  # standard deviations by which half of the targets are away from their predictions
 _AS_GOOD = 0.06  # of AUROC, about two standard errors
 _OF_POSITIONS = ("max_variance", "mutual_information", "entropy", "energy", "generalized_entropy")
-_OVERLAP = 0.01  # of the held-out examples may be training inputs, which are then left out
+_OVERLAP = 0.01  # of the held-out examples may be training inputs, and more by chance, which are then left out
 
 
 @dataclass
@@ -91,8 +96,36 @@ def pieces(posterior: Posterior, loader: Any, targets: Any) -> Iterator[tuple[An
     if targets is None and (is_array(loader) or isinstance(loader, Mapping)):
         for x in stream(loader, posterior._network, posterior._batch_fn, 1):
             yield x, None
-    else:
-        yield from posterior._pieces(loader if targets is None else (loader, targets))
+        return
+    data = loader if targets is None else (loader, targets)
+    if isinstance(source := as_loader(data), Given):
+        yield from posterior._pieces(data)
+        return
+    with torch.random.fork_rng(devices=()):  # a DataLoader draws a seed
+        iterator = iter(source)
+    for first in iterator:
+        whole = chain([first], iterator)
+        if _has_targets(first, posterior._batch_fn, posterior._network.input_signature):
+            yield from posterior._pieces(whole)
+        else:
+            yield from ((x, None) for x in stream(whole, posterior._network, posterior._batch_fn, 1))
+        return
+    yield from posterior._pieces(data)  # which says that it is empty
+
+
+def _has_targets(batch: Any, batch_fn: BatchFn | None, signature: str) -> bool:
+    """Return whether a batch of a loader is more than inputs of the form that the signature describes."""
+    if batch_fn is not None:
+        try:
+            pair = batch_fn(batch)
+        except Exception:  # whatever is wrong with it shows where the batch is taken apart
+            return True
+        return not (isinstance(pair, (tuple, list)) and len(pair) == 2 and pair[1] is None)
+    if isinstance(batch, Mapping):
+        return len(inputs_of(batch, None, signature)) < len(batch)
+    if isinstance(batch, (tuple, list)):
+        return len(batch) != 1 and places(described(batch)) != places(signature)
+    return not is_array(batch)
 
 
 def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: str, mask: Mask) -> HeldOut:
@@ -129,15 +162,21 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
     count = sum(map(len, keys))
     if repeated > _OVERLAP:
         _check_repeated(posterior, count, overlap, repeated)
+        given = count
     else:
         _check_overlap(posterior, count, overlap)
-    if count < _LEAST:
+        given = count + overlap  # a row that occurs twice, once on each side, is no reason to refuse all others
+    if given < _LEAST:
         msg = f"There are {count} held-out examples: calibrate needs at least {_LEAST}, and a thousand are better."
         raise DataError(msg)
     guesses.check("held-out")
+    found_errors = _joined(errors)
+    if found_errors is not None and not posterior.likelihood.has_probabilities:
+        _check_distances(found_errors)
     warn_of_tuned(posterior._familiar, torch.cat(sums))
+    warn_of_copies(posterior._familiar, torch.cat(sums))
     return HeldOut(
-        _finite(torch.cat(columns), kind), _joined(errors), _joined(positions), torch.cat(keys),
+        _finite(torch.cat(columns), kind), found_errors, _joined(positions), torch.cat(keys),
         pool.joined(min(_PER_KIND, _MOST_LEARNED, count // 2)),
     )  # fmt: skip
 
@@ -166,7 +205,8 @@ def _finite(columns: Tensor, kind: str) -> Tensor:
 
 def _check_overlap(posterior: Posterior, n: int, overlap: int) -> None:
     """Refuse held-out data with many training inputs; ``n`` others are left."""
-    if overlap > _OVERLAP * (n + overlap):
+    usual = _OVERLAP * (n + overlap)
+    if overlap > usual + _ERRORS * usual**0.5:  # of few examples, one or two that occur twice are more than the share
         raise DataError(_training_data(posterior, n + overlap, overlap))
     if overlap:
         warn(f"{overlap:,} of the {n + overlap:,} held-out inputs are training data; they were left out.")
@@ -182,6 +222,16 @@ def _check_repeated(posterior: Posterior, n: int, overlap: int, repeated: float)
             f"{overlap:,} of the {n:,} held-out inputs are equal to training inputs. They are kept, because "
             f"{repeated:.0%} of the training inputs are equal to one another, so that new inputs are often equal to "
             "training inputs, too. If they are the training data, calibrate with other data."
+        )
+
+
+def _check_distances(errors: Tensor) -> None:  # (n,) or (n, O), in standard deviations
+    """Warn of numbers that are so far from their predictions that they are in other units."""
+    usual = float(errors.nanmedian(0).values.max())
+    if usual > _FAR:
+        warn(
+            f"Half of the held-out targets are more than {usual:.3g} standard deviations away from their predictions, "
+            "and intervals will be as wide. Are inputs and targets scaled as in training?"
         )
 
 

@@ -39,7 +39,11 @@ class _Parts:
 def ask_familiar(entry: Entry, data: Any, mask: Mask) -> MethodAnswers:
     """Ask a method about data with targets."""
     pieces = watched(entry.method._pieces(data), entry.method._familiar, f"{entry.name!r} looks better than it is")
-    return _ask(entry, _located("in_data", pieces), mask, "in_data")
+    found = _ask(entry, _located("in_data", pieces), mask, "in_data")
+    row = next((row for row, kind in entry.kinds.items() if kind is None), None)
+    if row is not None:
+        need_calibration(entry.method).warn_of_ranked(found.scores[row], entry.name)
+    return found
 
 
 def ask_strangers(entry: Entry, name: str, data: Any, mask: Mask) -> MethodAnswers:

@@ -58,6 +58,7 @@ def evaluation_copy(model: nn.Module) -> nn.Module:
             layer.padding_idx = None  # which zeroes a gradient although the padding embedding does affect the output
         if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)):
             layer.sparse = False
+            layer.scale_grad_by_freq = False  # which divides a gradient by the number of times a token occurs
     return module
 
 

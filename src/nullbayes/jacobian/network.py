@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.parametrize import is_parametrized
 
 from nullbayes.distributed import ALONE, Group
 from nullbayes.errors import InputError, ModelError, NullBayesError, SettingsError
@@ -32,7 +34,13 @@ from nullbayes.jacobian.modules import (
 )
 from nullbayes.jacobian.modules import Selection as Selection
 from nullbayes.limits import is_out_of_memory
-from nullbayes.precision import differentiable, plain_recurrence, uncompiled
+from nullbayes.precision import (
+    WithoutAutocast,
+    computed_parametrizations,
+    differentiable,
+    plain_recurrence,
+    uncompiled,
+)
 from nullbayes.torch_internals import before_compilation
 
 OutputFn = Callable[[Any], Tensor]
@@ -63,6 +71,7 @@ class Network:
     """
 
     _whole: Network | None = None  # of which this is a part
+    _autocasts: bool | None = None  # whether the model turns autocast on by itself, once it was called
     division: Division | None = None  # of the parameters among processes, of which this has a part
 
     def __init__(self, model: nn.Module, parameters: Selection = None, output_fn: OutputFn | None = None) -> None:
@@ -77,6 +86,8 @@ class Network:
             self._switches.append(plain_recurrence)
         if any(before_compilation(module) is not None for module in model.modules()):
             self._switches.append(uncompiled)
+        if any(is_parametrized(module) for module in model.modules()):
+            self._switches.append(computed_parametrizations)
         chosen = select_parameters(model, parameters)
         self.names = tuple(chosen)
         self.shapes = tuple(tuple(p.shape) for p in chosen.values())
@@ -174,13 +185,16 @@ class Network:
     def evaluate(self, x: Any, run: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> Tensor:  # (n, ...)
         """Return the outputs of a call of the module, ``run(args, kwargs)``, or say what is wrong with them.
 
-        The inputs are cloned, because some models modify them in place.
+        The inputs are cloned, because some models modify them in place. Autocast within the model is off, as outside.
         """
         copied = _single if self.casts_to_float32 else torch.clone
         args, kwargs = arguments(map_leaves(copied, x))
         with self.lock, contextlib.ExitStack() as stack:
             for switch in self._switches:
                 stack.enter_context(switch())
+            watch = WithoutAutocast(self.device.type)
+            if self._autocasts is not False:
+                stack.enter_context(watch)
             try:
                 returned = run(args, kwargs)
             except Exception as error:
@@ -190,6 +204,7 @@ class Network:
                     with lines_checked(self.module):
                         run(*arguments(map_leaves(copied, x)))
                 raise
+            self._autocasts = self._autocasts or watch.seen
         outputs = self.output_fn(returned)
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point() or outputs.ndim == 0:
             what = f"{outputs.dtype}, shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else type(outputs)
@@ -289,19 +304,32 @@ def the_output(returned: Any) -> Tensor:  # (n, ...)
     """Return the output among what a model returns: its only tensor, or the one called "logits"."""
     if isinstance(returned, Tensor):
         return returned
-    if isinstance(returned, Mapping) and isinstance(returned.get("logits"), Tensor):
-        logits: Tensor = returned["logits"]
+    named, how = _by_name(returned)
+    if named is not None and isinstance(named.get("logits"), Tensor):
+        logits: Tensor = named["logits"]
         return logits
-    if isinstance(returned, (Mapping, tuple, list)):
-        found = [leaf for leaf in leaves(returned) if leaf.is_floating_point()]
+    parts = returned if named is None else named
+    if isinstance(parts, (Mapping, tuple, list)):
+        found = [leaf for leaf in leaves(parts) if leaf.is_floating_point()]
         if len(found) == 1:
             return found[0]
-        names = f" ({', '.join(map(str, returned))})" if isinstance(returned, Mapping) else ""
+        names = f" ({', '.join(map(str, named))})" if named is not None else ""
         what = f"{type(returned).__name__} with {len(found)} floating-point tensors{names}"
     else:
         what = type(returned).__name__
-    msg = f"The model returns a {what}: say which is its output with output_fn=lambda returned: returned[...]."
+    msg = f"The model returns a {what}: say which is its output with output_fn=lambda returned: returned{how}."
     raise ModelError(msg)
+
+
+def _by_name(returned: Any) -> tuple[Mapping[Any, Any] | None, str]:
+    """Return what a mapping, a named tuple or a dataclass holds by its names, if it has such; and how to select."""
+    if isinstance(returned, Mapping):
+        return returned, "[...]"
+    if isinstance(returned, tuple) and hasattr(returned, "_fields"):
+        return dict(zip(returned._fields, returned, strict=True)), ".NAME"
+    if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
+        return {field.name: getattr(returned, field.name) for field in dataclasses.fields(returned)}, ".NAME"
+    return None, "[...]" if isinstance(returned, (tuple, list)) else ".NAME"
 
 
 def _single(leaf: Tensor) -> Tensor:

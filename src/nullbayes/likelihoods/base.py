@@ -192,6 +192,11 @@ class CustomLoss(Likelihood):
                 f"The loss must return one value per example, shape ({len(outputs)},), not {shape}: "
                 'use reduction="none".'
             )
+            if isinstance(losses, Tensor) and losses.shape[:1] == outputs.shape[:1]:
+                msg = (
+                    f"The loss must return one value per example, shape ({len(outputs)},), not {shape}: sum over the "
+                    "other dimensions, likelihood=lambda outputs, targets: loss(outputs, targets).flatten(1).sum(1)."
+                )
             if shape == (len(outputs), len(outputs)) and outputs.shape[1:] == (1,):
                 msg = (
                     f"The loss compares every output with every target, {shape}: outputs have the shape "

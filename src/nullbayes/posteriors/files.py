@@ -21,7 +21,7 @@ from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.modules import unwrapped
 from nullbayes.jacobian.network import OutputFn, the_output
 from nullbayes.likelihoods import BUILT_IN, Likelihood, resolve
-from nullbayes.posteriors.matching import check_model, stored_likelihood
+from nullbayes.posteriors.matching import check_model, check_precision, stored_likelihood
 
 T = TypeVar("T")
 
@@ -152,6 +152,7 @@ def from_file(
         output_fn=output_fn,
     )
     network = posterior._network
+    check_precision(tensors, network.dtype)
     check_model(header, network.names, network.shapes, network.fingerprint())
     posterior._directions = _directions(tensors, posterior._fewest, network.n_parameters, network.dtype).to(
         network.device

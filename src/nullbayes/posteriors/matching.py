@@ -7,6 +7,9 @@ from dataclasses import fields, is_dataclass, replace
 from math import isclose
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from nullbayes.errors import FileError
 from nullbayes.likelihoods import BUILT_IN, Likelihood, Regression, resolve
 
@@ -67,6 +70,14 @@ def _contradicted(stored: Likelihood, given: Likelihood) -> str:
         if len(pairs[0]) != len(pairs[1]) or not all(isclose(*pair, rel_tol=1e-6) for pair in zip(*pairs, strict=True)):
             return field.name
     return ""
+
+
+def check_precision(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+    """Refuse a model in another precision than that of the file."""
+    found = tensors["directions"].dtype if "directions" in tensors else dtype
+    if found != dtype:
+        msg = f"The file belongs to a model in {found}, and this one is in {dtype}: load it with model.to({found})."
+        raise FileError(msg)
 
 
 def check_model(

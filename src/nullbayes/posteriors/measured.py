@@ -83,9 +83,15 @@ def closed_form(n_parameters: int, kernel_dimension: float, theta_squared: float
     the paper prints its reciprocal; see ``docs/errata.md``.
     """
     rank = n_parameters - kernel_dimension
-    if rank <= 0 or theta_squared <= 0:
-        reason = "the rows have rank zero" if rank <= 0 else "all parameters are zero"
-        msg = f"There is no optimal prior precision, because {reason}: pass prior_precision=<a number>."
+    if rank <= 0:
+        msg = (
+            "There is no optimal prior precision, because the rows have rank zero, so that the training data hold "
+            "nothing. The losses of a network that fits its data exactly have no gradient: use ProjectedPosterior, "
+            "which holds the outputs."
+        )
+        raise SettingsError(msg)
+    if theta_squared <= 0:
+        msg = "There is no optimal prior precision, because all parameters are zero: pass prior_precision=<a number>."
         raise SettingsError(msg)
     return rank / theta_squared
 
