@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import LikelihoodError
-from nullbayes.likelihoods import Classification, Likelihood
+from nullbayes.likelihoods import Classification, Likelihood, Regression
 from nullbayes.predictive import Prediction
 
 
@@ -50,6 +50,12 @@ def one_position(values: Tensor, counts: Tensor, generator: torch.Generator) -> 
     keys = torch.rand(values.shape, generator=generator, dtype=torch.float32, device="cpu").to(values.device)
     at = keys.masked_fill(~counts, -1.0).flatten(1).argmax(1, keepdim=True)
     return values.masked_fill(~counts, torch.nan).flatten(1).gather(1, at)[:, 0]
+
+
+def noise(likelihood: Likelihood) -> tuple[float, ...]:
+    """Return the noise of a regression, as far as it is known; else nothing."""
+    found = likelihood.sigma_noise if isinstance(likelihood, Regression) else None
+    return () if found is None else found if isinstance(found, tuple) else (found,)
 
 
 def check_labels(likelihood: Likelihood) -> None:

@@ -12,21 +12,14 @@ from torch import Tensor
 
 from nullbayes.decisions import answers, statistics
 from nullbayes.decisions.calibration import Calibration
+from nullbayes.decisions.compared import best_position_kind, made_strangers, trained_statistics
 from nullbayes.decisions.conformal import beyond_rounding, check_alpha, p_values, quantile
 from nullbayes.decisions.held_out import COMBINED as COMBINED
-from nullbayes.decisions.held_out import (
-    best_position_kind,
-    made_strangers,
-    pieces,
-    position_kinds,
-    read,
-    trained_statistics,
-)
+from nullbayes.decisions.held_out import pieces, position_kinds, read
 from nullbayes.decisions.posterior import Posterior, need_familiar
 from nullbayes.decisions.weights import learn_weights
 from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.jacobian.batches import is_array
-from nullbayes.likelihoods import Regression
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Prediction, check_per, warn_of_padding
 
@@ -132,14 +125,8 @@ def _learned(posterior: Posterior, loader: Any, targets: Any, kind: str, mask: M
         prior_precision=posterior.prior_precision,
         temperature=posterior.temperature,
         n_samples=posterior.n_samples,
-        sigma_noise=_noise(posterior),
+        sigma_noise=answers.noise(posterior.likelihood),
     )
-
-
-def _noise(posterior: Posterior) -> tuple[float, ...]:
-    """Return the noise of a regression, as far as it is known; else nothing."""
-    found = posterior.likelihood.sigma_noise if isinstance(posterior.likelihood, Regression) else None
-    return () if found is None else found if isinstance(found, tuple) else (found,)
 
 
 def calibration_of(self: Posterior) -> Calibration | None:

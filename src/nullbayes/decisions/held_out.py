@@ -13,8 +13,6 @@ from torch import Tensor
 from nullbayes.decisions import answers, statistics
 from nullbayes.decisions.familiar import warn_of_copies, warn_of_tuned
 from nullbayes.decisions.posterior import Posterior, need_familiar
-from nullbayes.decisions.strangers import strangers
-from nullbayes.decisions.words import extreme_words, strange_words
 from nullbayes.errors import DataError, warn
 from nullbayes.jacobian.batches import (
     BatchFn,
@@ -29,19 +27,14 @@ from nullbayes.jacobian.batches import (
 )
 from nullbayes.jacobian.loaders import Given, as_loader
 from nullbayes.jacobian.opening import Guesses
-from nullbayes.jacobian.tables import Lookup, find_lookups, takes
-from nullbayes.metrics import auroc
 from nullbayes.predictive import SCORES, Mask, Prediction, scores_of, stream
 
 COMBINED = "combined"
 _LEAST = 40  # held-out examples: half of them are ranked, and twenty can tell five per cent
 _MOST_LEARNED = 1000  # held-out examples that weights are learned from
 _PER_KIND = 250  # strangers of each kind
-_MOST_TRAINED = 500  # training data that tell what is too low
-_FEW = 16  # inputs that a network is tried with
 _ERRORS = 3.0  # standard errors within which a share of training inputs is that of chance
 _FAR = 20.0  # standard deviations by which half of the targets are away from their predictions
-_AS_GOOD = 0.06  # of AUROC, about two standard errors
 _OF_POSITIONS = ("max_variance", "mutual_information", "entropy", "energy", "generalized_entropy")
 _OVERLAP = 0.01  # of the held-out examples may be training inputs, and more by chance, which are then left out
 
@@ -158,7 +151,7 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
         errors.append(_errors_of(posterior, prediction, y, of_errors))
         if prediction is not None and y is not None:
             guesses.add(posterior.likelihood, prediction.mean, y)
-        positions.append(_position_scores(posterior, prediction, position_kinds(posterior, kind), of_scores))
+        positions.append(position_scores(posterior, prediction, position_kinds(posterior, kind), of_scores))
     count = sum(map(len, keys))
     if repeated > _OVERLAP:
         _check_repeated(posterior, count, overlap, repeated)
@@ -259,26 +252,7 @@ def position_kinds(posterior: Posterior, kind: str) -> tuple[str, ...]:
     return tuple(k for k in _OF_POSITIONS if k in scores_of(posterior.likelihood) and k in posterior._scoring.kinds)
 
 
-def best_position_kind(posterior: Posterior, pool: list[Any], mask: Mask, kinds: tuple[str, ...]) -> str:
-    """Return the first score that tells positions of held-out inputs from those of strangers as well as the best.
-
-    The variance comes first. Many positions of artificial strangers are familiar, so that small differences say little.
-    """
-    generator, tried = torch.Generator().manual_seed(4), 0
-    wins = torch.zeros(len(kinds), dtype=torch.float64, device="cpu")
-    for x in pool if len(kinds) > 1 else ():
-        own = _position_scores(posterior, posterior._predict(x, mask=mask), kinds, generator)
-        for _, made in strangers(x, torch.Generator().manual_seed(1), _lookups(posterior, x, pool), pool):
-            other = _position_scores(posterior, posterior._predict(made, mask=mask), kinds, generator)
-            assert own is not None
-            assert other is not None
-            pairs, tried = zip(own.T, other.T, strict=True), tried + 1
-            wins += torch.tensor([auroc(a[~a.isnan()], b[~b.isnan()]) for a, b in pairs], device="cpu")
-    wins /= max(1, tried)
-    return kinds[int((wins >= wins.max() - _AS_GOOD).nonzero()[0])]
-
-
-def _position_scores(
+def position_scores(
     posterior: Posterior, prediction: Prediction | None, kinds: tuple[str, ...], generator: torch.Generator
 ) -> Tensor | None:  # (n, k)
     """Return scores at the same random position of each input."""
@@ -295,36 +269,3 @@ def _position_scores(
 def _joined(parts: list[Tensor | None]) -> Tensor | None:
     found = [part for part in parts if part is not None]
     return torch.cat(found) if found and len(found) == len(parts) else None
-
-
-def made_strangers(posterior: Posterior, pool: list[Any], mask: Mask) -> dict[str, Tensor]:
-    """Return the statistics of artificial strangers, by kind."""
-    generator, found = torch.Generator().manual_seed(1), dict[str, list[Tensor]]()
-    for x in pool:
-        for kind, made in strangers(x, generator, _lookups(posterior, x, pool), pool):
-            values = torch.cat(list(statistics.combined(posterior, made, mask))).cpu()
-            values = values[torch.isfinite(values).all(1)]
-            if len(values):
-                found.setdefault(kind, []).append(values)
-    return {kind: torch.cat(parts) for kind, parts in found.items()}
-
-
-def trained_statistics(posterior: Posterior, pool: list[Any], mask: Mask) -> Tensor | None:  # (t, k)
-    """Return the statistics of some training data where these are rows of a table, and None elsewhere.
-
-    A row can be too near to the middle of a table to be familiar, and these say what is not too near.
-    """
-    familiar = need_familiar(posterior)
-    if not familiar.table or not pool:
-        return None
-    known = familiar.inputs(pool[0], _MOST_TRAINED)
-    return torch.cat(list(statistics.combined(posterior, known, mask))).cpu()
-
-
-def _lookups(posterior: Posterior, x: Any, pool: list[Any]) -> list[Lookup]:
-    """Return which columns are looked up in tables; none if the network does not take other lines of these."""
-    few, network = take_examples(x, 0, _FEW), posterior._network
-    lookups = find_lookups(network, x)
-    drawn = strange_words(few, lookups, torch.Generator().manual_seed(1), pool)
-    tried = (*extreme_words(few, lookups, pool), *(made for _, made in drawn)) if lookups else ()
-    return lookups if all(takes(network, made) for made in tried) else []
