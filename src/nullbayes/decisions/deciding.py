@@ -345,7 +345,7 @@ def outdated(self: Posterior) -> str:
     for name, old, new in zip(("number of samples", "prior precision", "temperature"), then, now, strict=True):
         if old != new:
             return f"The {name} was {old:g} when the posterior was calibrated, and is {new:g} now: calibrate it again."
-    if found.sigma_noise and found.sigma_noise != _noise(self):
+    if found.sigma_noise and found.sigma_noise != answers.noise(self.likelihood):
         return "The noise of the regression is another than when the posterior was calibrated: calibrate it again."
     return ""
 
