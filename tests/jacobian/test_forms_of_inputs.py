@@ -87,6 +87,7 @@ def test_a_token_outside_of_the_vocabulary_is_named_with_its_table(token: int) -
     assert posterior.predict(IDS).mean.shape == (N, 3)
 
 
+@pytest.mark.cpu  # a GPU does not survive a bad index
 def test_an_index_error_of_another_kind_is_left_as_it_is() -> None:
     model = two_columns = nn.Sequential(nn.Linear(2, 3)).to(X)
     model.forward = lambda x: two_columns[0](x[:, [0, 9]])  # type: ignore[method-assign]

@@ -33,6 +33,7 @@ from nullbayes.projectors.sketched import Sketched
 from nullbayes.projectors.sweep import gram_precision
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
+_CLEARLY = 1.05  # by which another storage has to be sooner than entries on the device, which are exact
 _HALF_RTOL = 2e-3  # rows rounded to ten bits reach residuals of about 5e-4
 _OUTPUTS, _MANY = 3, 5_000  # rows per example, and rows, from which a part of them may be a good preconditioner
 _PRODUCTS = 3.0  # of halves for one of split numbers
@@ -81,7 +82,7 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2,
     plans = _plans(rows, n_samples, memory_limit, rtol, host_limit)
     fitting = [plan for plan in plans if plan.peak_bytes <= memory_limit]
     if fitting:
-        return min(fitting, key=lambda plan: plan.seconds)
+        return min(fitting, key=lambda plan: plan.seconds * (1.0 if plan.storage == "device" else _CLEARLY))
     costs = rows.costs()
     vectors = _vector_bytes(costs, n_samples)
     least = f"{math.ceil(min(plan.peak_bytes for plan in plans) / 2**20)} MiB"
@@ -345,7 +346,7 @@ class _CostModel:
             sweep += 6.0 * costs.full_bytes / rates.bandwidth  # entries are written and read, for both products
             tiles = -(-block // compact_tile_rows(block, costs.device, working))
             again = (tiles + 1) * costs.n_rows * costs.entry_flops  # computed again for the tiles of a Gram matrix
-            seconds += again * _ENTRIES_RATE / rates.narrow - forming / 2  # which are not formed
+            seconds += again * _ENTRIES_RATE / rates.narrow - numbers / rates.formed / 2  # which are not formed
         elif costs.storage == "host":
             sweep += costs.full_bytes / rates.transfer
         elif costs.storage == "recompute":
