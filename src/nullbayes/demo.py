@@ -113,7 +113,7 @@ def network() -> nn.Module:
         )  # fmt: skip
 
 
-def train_on_digits(digits: Digits, steps: int = 1200) -> nn.Module:
+def train_on_digits(digits: Digits, steps: int = 800) -> nn.Module:
     """Return the network, trained on the digits 0 to 7."""
     return train(network(), nn.functional.cross_entropy, digits.x_train, digits.y_train, steps)
 
