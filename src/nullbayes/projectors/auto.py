@@ -42,9 +42,7 @@ _NARROW = 1.4  # `narrowness` of products with all rows in turn, without the sol
 _SKETCH_SWEEPS, _SKETCH_PRODUCTS = 22.0, 0.65  # to 1e-2 with a share of 0.3; its products over those with all rows
 _SKETCH_RTOL = 5e-3  # the least tolerance that it was measured with
 _COMBINATIONS = (1, 2, 3, 5)  # of the rows of an example, to consider
-_ENTRIES_RATE = (
-    50.0  # products of halves over operations to compute entries from factors, for the tiles of a Gram matrix
-)
+_SMALL_PRODUCTS = 50.0  # the rate of products of halves over that of many small ones, by which entries are computed
 _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # to consider
 
 
@@ -346,7 +344,8 @@ class _CostModel:
             sweep += 6.0 * costs.full_bytes / rates.bandwidth  # entries are written and read, for both products
             tiles = -(-block // compact_tile_rows(block, costs.device, working))
             again = (tiles + 1) * costs.n_rows * costs.entry_flops  # computed again for the tiles of a Gram matrix
-            seconds += again * _ENTRIES_RATE / rates.narrow - numbers / rates.formed / 2  # which are not formed
+            rate = rates.narrow / _SMALL_PRODUCTS if half_is_fast(costs.device) else rates.single
+            seconds += again / rate - numbers / rates.formed / 2  # which are not formed
         elif costs.storage == "host":
             sweep += costs.full_bytes / rates.transfer
         elif costs.storage == "recompute":
