@@ -250,9 +250,12 @@ def _draw_images(figure: Any, line: Line, digits: Digits) -> None:
     images = torch.cat([halves(digits)[1][0], digits.x_unseen])[:, 0]
     p_values, order = torch.cat(line.p_values), torch.cat(line.scores).argsort()
     rows = (("The least strange of all test images", order[:SHOWN]), ("The strangest", order[-SHOWN:].flip(0)))
-    for part, (title, chosen) in zip(figure.subfigures(2, 1), rows, strict=True):
-        part.suptitle(title, fontsize=11)
-        for axis, number in zip(part.subplots(1, SHOWN), chosen.tolist(), strict=True):
-            axis.imshow(images[number].numpy(), cmap="gray_r", vmin=0, vmax=1)
-            axis.set_title(f"p = {p_values[number]:.3f}", fontsize=9)
-            axis.set_axis_off()
+    size, step = images.shape[-1], images.shape[-1] + 2
+    for axis, (title, chosen) in zip(figure.subplots(2, 1), rows, strict=True):  # a row in one axis: many take long
+        row = torch.zeros(size, step * SHOWN - 2, device="cpu")
+        for k, number in enumerate(chosen.tolist()):
+            row[:, k * step : k * step + size] = images[number]
+            axis.text(k * step + size / 2, -1.0, f"p = {p_values[number]:.3f}", fontsize=9, ha="center")
+        axis.imshow(row.numpy(), cmap="gray_r", vmin=0, vmax=1)
+        axis.set_title(title, fontsize=11, pad=18)
+        axis.set_axis_off()
