@@ -145,8 +145,8 @@ class Sketched(Iterative):
 
     def _guess(self, state: SketchState, carry: Carry) -> Tensor:
         """Return the length of the recurred changes, of rows with their own lengths."""
-        changes = torch.where(state.scale > 0, carry[2] / state.scale, 0.0)
-        return changes.double().square().sum(1).sqrt()
+        lengths = torch.where(state.scale > 0, state.scale.reciprocal(), 0.0)
+        return torch.stack([(changes * lengths).double().square().sum() for changes in carry[2]]).sqrt()
 
 
 def combinations(share: float, rows_per_example: int) -> int:
@@ -202,6 +202,7 @@ def _conjugate_gradients(state: SketchState) -> Step:
             gradient = torch.addcmul(gradient, length, pulled, value=-1.0)
         else:
             changes, gradient = state.normal(v)
+        del image, pulled  # the memory of a vector per sample
         preconditioned = state.precondition(gradient)
         after = dot(gradient, preconditioned)
         weight = torch.where(useful, after / energy.clamp_min(tiny), 0.0)[:, None]
