@@ -41,9 +41,7 @@ _PRODUCTS = 3.0  # of halves for one of split numbers
 _SPLIT = 6.0  # seconds of products of split numbers over those of halves: three products, sums and copies
 _NARROW = 1.4  # `narrowness` of products with all rows in turn, without the solves of blocks in between
 _SKETCH_SWEEPS, _SKETCH_PRODUCTS = 22.0, 0.65  # to 1e-2 with a share of 0.3; its products over those with all rows
-_SKETCH_RTOL = 5e-3  # the least tolerance that it was measured with
-_ROW_VECTORS = 3  # vectors of a sample in conjugate gradients that are as long as the rows are many
-_COMBINATIONS = (1, 2, 3, 5)  # of the rows of an example, to consider
+_SKETCH_RTOL, _COMBINATIONS = 5e-3, (1, 2, 3, 5)  # least tolerance it was measured with; per example, to consider
 _ENTRIES_RATE = 50.0  # products of halves over operations that compute entries for the tiles of a Gram matrix
 _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # to consider
 
@@ -171,8 +169,6 @@ class _Method:
     sweeps: float
     solve_flops: float  # per sweep, and those of tiles on a diagonal that are computed whole
     solve_seconds: float = 0.0  # per sweep
-    sample_bytes: int = 0  # of vectors as long as the rows are many, beside those that all methods have
-    pass_rows: int = 0  # rows that products take at a time, if they are not those of a block
     narrowness: float = 2.4  # seconds of products of rows with the samples, over those of square matrices
 
 
@@ -317,20 +313,19 @@ class _CostModel:
         prepare = size**2 * costs.gram_flops / 2 + size**3 / 3.0
         solve, products = 2.0 * size**2 * self.n_samples, _SKETCH_PRODUCTS * share / 0.3 * self._products
         held = int(costs.full_bytes * share) + 4 * costs.n_rows * count
+        images = 3 * costs.n_rows * self.n_samples * costs.dtype.itemsize  # products with the rows, of a step
         return _Method(
             projector=Sketched(share, rtol=self.rtol),
             reason=f"{costs.n_rows:,} rows and {costs.n_columns:,} parameters are many for eigenvectors: conjugate "
             f"gradients over all rows, preconditioned by {size:,} combinations of them",
-            block_rows=size,
-            matrix_bytes=size**2 * precision.itemsize + held,
+            block_rows=max(size, min(costs.n_rows, limits(costs.device).rows_per_pass)),  # in products
+            matrix_bytes=size**2 * precision.itemsize + held + images,
             factoring_bytes=max(panel_bytes(size, precision, costs.device), held),
             prepare_flops=prepare,
             prepare_seconds=prepare / rate,
             sweeps=_SKETCH_SWEEPS * (0.3 / share) ** 0.75 * (1e-2 / self.rtol) ** 0.8,
             solve_flops=solve + products,
             solve_seconds=2.0 * solve / rate + _NARROW * products / rates.single,
-            sample_bytes=_ROW_VECTORS * costs.n_rows * self.n_samples * costs.dtype.itemsize,
-            pass_rows=min(costs.n_rows, limits(costs.device).rows_per_pass),
             narrowness=_NARROW,
         )
 
@@ -391,8 +386,7 @@ class _CostModel:
 
         Three phases follow each other: rows are formed; matrices are summed, then factored; vectors are projected.
         """
-        costs, spare = self.costs, method.factoring_bytes
-        vectors = _vector_bytes(costs, self.n_samples) + method.sample_bytes
+        costs, vectors, spare = self.costs, _vector_bytes(self.costs, self.n_samples), method.factoring_bytes
         on_host = method.block_rows * self._row_bytes if costs.storage == "host" else 0
         lasting = costs.device_bytes + method.matrix_bytes + on_host
         most, least = lasting + max(vectors, spare), costs.least_working_bytes(self.n_samples)
@@ -402,7 +396,5 @@ class _CostModel:
         share = self.memory_limit // 8 if costs.device.type == "cuda" else 0  # large chunks keep a GPU busy
         working = room if costs.storage == "recompute" else min(room, max(costs.working_bytes, share))
         gram, products = costs.transient_bytes(working, method.block_rows, self.n_samples)
-        if method.pass_rows:
-            products = costs.transient_bytes(working, method.pass_rows, self.n_samples)[1]
         forming = costs.device_bytes + costs.forming_bytes(working)
         return max(forming, lasting + spare, lasting + gram, lasting + vectors + products), working
