@@ -56,6 +56,13 @@ def test_operations_are_summed_over_the_columns_and_temporary_bytes_are_not() ->
     assert found.transient_bytes(2**30, 10, 0)[1] == 10 * 4
 
 
+def test_gram_matrices_from_halves_take_all_the_room_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    for fast in (False, True):
+        monkeypatch.setattr("nullbayes.limits.half_is_fast", lambda _, fast=fast: fast)
+        whole = [storage for storage in STORAGES if costs(storage).transient_bytes(2**30, 10, 1)[0] == 2**30]
+        assert whole == (["half"] if fast else [])
+
+
 @pytest.mark.parametrize("storage", STORAGES)
 def test_only_rows_on_the_device_take_its_memory(storage: str) -> None:
     assert costs(storage).device_bytes == {"device": 80_000, "half": 40_000}.get(storage, 0)

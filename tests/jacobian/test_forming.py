@@ -41,7 +41,11 @@ def test_forward_mode_needs_memory_for_what_passes_through_layers_alone() -> Non
     model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Tanh(), torch.nn.Linear(7, 3))
     data = [(randn(4, 5).float(), torch.tensor([0, 1, 2, 0]))]
     for kind in (nb.OutputJacobian, nb.LossJacobian):
-        assert kind(model, data)._layers.pushed_bytes == 4 * (5 + 7 + 3 * (7 + 3))
+        rows = kind(model, data)
+        assert rows._layers.pushed_bytes == 4 * (5 + 7 + 3 * (7 + 3))
+        rows.working_bytes = 6 * 10 * rows._layers.pushed_bytes
+        assert rows.examples_within(6) == 10
+        assert rows.examples_within(1000) == 1
 
 
 def test_rows_are_formed_in_chunks_of_even_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from nullbayes.linalg import halves_gram, held
 from nullbayes.linalg.compact import SumPiece
+from nullbayes.linalg.halves import add_cross
 from nullbayes.linalg.halves_gram import gram_by_halves
 from nullbayes.linalg.pieces import DensePiece, Piece
 from support.layouts import MIXTURES, Layout, gaussian, layout
@@ -86,6 +87,34 @@ def test_pieces_held_as_halves_may_differ_in_size(size: float, unit: float) -> N
 def test_columns_are_multiplied_together(kind: str, wide: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(halves_gram, "_WIDE", wide)
     assert_same(layout(kind, n=9, dtype=torch.float32))
+
+
+def test_narrow_pieces_are_one_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+
+    def seen(tile: Tensor, left: Tensor, right: Tensor) -> None:
+        widths.append(left.shape[1])
+        add_cross(tile, left, right)
+
+    monkeypatch.setattr(halves_gram, "add_cross", seen)
+    pieces = [DensePiece(gaussian(16, 4, seed=i, dtype=torch.float32), 4 * i).halved() for i in range(5)]
+    assert_same(written_out(*pieces))
+    assert widths == [24]  # 20 columns, and zeros up to a multiple of 8
+
+
+def test_a_tile_has_few_rows_where_inputs_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, gradients = gaussian(8, 50, 40, dtype=torch.float32), gaussian(8, 2, 3, 50, seed=1, dtype=torch.float32)
+    tiles: list[tuple[int, ...]] = []
+
+    def seen(tile: Tensor, left: Tensor, right: Tensor) -> None:
+        tiles.append(tuple(tile.shape))
+        add_cross(tile, left, right)
+
+    monkeypatch.setattr(halves_gram, "add_cross", seen)
+    gram_by_halves(
+        [SumPiece(inputs, gradients, 0, None)], 16, 2, 4 * 8 * 50 * 40 // 2
+    )  # room for those of two examples
+    assert max(tiles) == (4, 4)
 
 
 def test_inputs_of_zeros_do_not_set_the_scale() -> None:

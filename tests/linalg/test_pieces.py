@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nullbayes.linalg.compact import SumPiece
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece, normal_flops
 from support.layouts import MIXTURES, gaussian, layout
 
@@ -70,6 +71,9 @@ def test_outer_products_cost_less_than_their_entries() -> None:
     assert costs.n_bytes < N * OUTPUTS * count * 8
     dense = DensePiece(gaussian(N * OUTPUTS, 6), 0)
     assert dense.costs()[1:3] == dense.halved().costs()[1:3] == (12.0, 12.0)
+    assert dense.costs().entry_flops == wide.costs().entry_flops == 0.0
+    sums = SumPiece(gaussian(N, 7, 5), gaussian(N, OUTPUTS, 3, 7), 0, None)
+    assert sums.costs().entry_flops == 2 * 7 * 15  # entries are computed from what is held, and summed over positions
     both = layout("layer and entries").rows()
     assert both.costs().gram_flops == sum(piece.costs().gram_flops for piece in both.pieces)
     assert both.costs().product_flops == sum(piece.costs().product_flops for piece in both.pieces)

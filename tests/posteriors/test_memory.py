@@ -58,7 +58,7 @@ def network(name: str) -> tuple[nn.Module, tuple[int, ...]]:
     if name == "cnn":
         first = [nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1)]
         return nn.Sequential(*first, nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(288, 10)), (1, 12, 12)
-    sizes = {"mlp": (64, 128), "small": (30, 24), "tiny": (10, 12)}[name]
+    sizes = {"mlp": (64, 128), "middle": (30, 60), "small": (30, 24), "tiny": (10, 12)}[name]
     return perceptron(*sizes), sizes[:1]
 
 
@@ -131,6 +131,15 @@ def test_fit_keeps_to_its_limit_and_to_its_plan(case: str) -> None:
     assert found["storage"] == storage
     assert ("normal matrix" in found["reason"]) == (case == "normal matrix")
     check(found, OWN)
+
+
+@needs_proc
+@pytest.mark.slow
+def test_vectors_as_long_as_the_rows_are_many_are_counted() -> None:
+    """Conjugate gradients over all rows hold some for each sample, and rows are almost as many as parameters."""
+    found = measured_apart("middle", 600, "output", 300, 200 * MIB)
+    assert "combinations of them" in found["reason"]
+    assert found["peak"] <= 1.1 * found["predicted"] + OWN
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from nullbayes.errors import SettingsError
 from nullbayes.limits import LIMITS, PieceCosts, RowCosts, Storage
-from nullbayes.projectors import ExactDual, ExactPrimal, Krylov, Plan, Sketched, choose
+from nullbayes.projectors import ExactDual, ExactPrimal, Krylov, Plan, Sketched, auto, choose
+from nullbayes.projectors.sketched import combinations
 
 MIB, GIB = 2**20, 2**30
 
@@ -113,6 +114,25 @@ def test_many_outputs_per_example_are_sketched_on_a_cpu_where_that_is_sooner(gra
     assert isinstance(projector(1), Krylov)  # no combinations of a single row
     assert isinstance(projector(10, 2_000), Krylov)  # all of them are factored in a moment
     assert isinstance(projector(10, device="cuda"), Krylov)
+
+
+@pytest.mark.parametrize(("outputs", "n_rows", "combined"), [(3, 20_001, 1), (10, 6_000, 2), (10, 60_000, 1)])
+def test_fewer_rows_of_an_example_are_combined_of_many_examples(outputs: int, n_rows: int, combined: int) -> None:
+    rows = Shape(n_rows, 100_000, outputs, packed=12)
+    projector = choose(rows, n_samples=30, memory_limit=64 * GIB, rtol=5e-2).projector
+    assert isinstance(projector, Sketched)
+    assert combinations(projector.share, outputs) == combined
+
+
+@pytest.mark.parametrize(("sooner", "storage"), [(1.03, "device"), (1.08, "half")])
+def test_entries_on_the_device_are_preferred_where_nothing_is_clearly_sooner(
+    sooner: float, storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = Shape(20_000, 44_426)
+    plan = choose(rows, n_samples=30, memory_limit=64 * GIB)
+    plans = [replace(plan, storage="half", seconds=1.0), replace(plan, storage="device", seconds=sooner)]
+    monkeypatch.setattr(auto, "_plans", lambda *_: plans)
+    assert choose(rows, n_samples=30, memory_limit=64 * GIB).storage == storage
 
 
 def test_divided_columns_are_not_sketched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from nullbayes.limits import (
     Storage,
     compact_tile_rows,
     half_is_fast,
+    limits,
     normal_bytes,
     panel_bytes,
     rates_of,
@@ -40,9 +41,8 @@ _PRODUCTS = 3.0  # of halves for one of split numbers
 _SPLIT = 6.0  # seconds of products of split numbers over those of halves: three products, sums and copies
 _NARROW = 1.4  # `narrowness` of products with all rows in turn, without the solves of blocks in between
 _SKETCH_SWEEPS, _SKETCH_PRODUCTS = 22.0, 0.65  # to 1e-2 with a share of 0.3; its products over those with all rows
-_SKETCH_RTOL = 5e-3  # the least tolerance that it was measured with
-_COMBINATIONS = (1, 2, 3, 5)  # of the rows of an example, to consider
-_SMALL_PRODUCTS = 50.0  # the rate of products of halves over that of many small ones, by which entries are computed
+_SKETCH_RTOL, _COMBINATIONS = 5e-3, (1, 2, 3, 5)  # least tolerance it was measured with; per example, to consider
+_ENTRIES_RATE = 50.0  # products of halves over operations that compute entries for the tiles of a Gram matrix
 _BLOCK_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 4096, 16384)  # to consider
 
 
@@ -313,12 +313,13 @@ class _CostModel:
         prepare = size**2 * costs.gram_flops / 2 + size**3 / 3.0
         solve, products = 2.0 * size**2 * self.n_samples, _SKETCH_PRODUCTS * share / 0.3 * self._products
         held = int(costs.full_bytes * share) + 4 * costs.n_rows * count
+        images = 3 * costs.n_rows * self.n_samples * costs.dtype.itemsize  # products with the rows, of a step
         return _Method(
             projector=Sketched(share, rtol=self.rtol),
             reason=f"{costs.n_rows:,} rows and {costs.n_columns:,} parameters are many for eigenvectors: conjugate "
             f"gradients over all rows, preconditioned by {size:,} combinations of them",
-            block_rows=size,
-            matrix_bytes=size**2 * precision.itemsize + held,
+            block_rows=max(size, min(costs.n_rows, limits(costs.device).rows_per_pass)),  # in products
+            matrix_bytes=size**2 * precision.itemsize + held + images,
             factoring_bytes=max(panel_bytes(size, precision, costs.device), held),
             prepare_flops=prepare,
             prepare_seconds=prepare / rate,
@@ -344,7 +345,7 @@ class _CostModel:
             sweep += 6.0 * costs.full_bytes / rates.bandwidth  # entries are written and read, for both products
             tiles = -(-block // compact_tile_rows(block, costs.device, working))
             again = (tiles + 1) * costs.n_rows * costs.entry_flops  # computed again for the tiles of a Gram matrix
-            rate = rates.narrow / _SMALL_PRODUCTS if half_is_fast(costs.device) else rates.single
+            rate = rates.narrow / _ENTRIES_RATE if half_is_fast(costs.device) else rates.single
             seconds += again / rate - numbers / rates.formed / 2  # which are not formed
         elif costs.storage == "host":
             sweep += costs.full_bytes / rates.transfer

@@ -216,7 +216,7 @@ class Projector(ABC):
         noise : Tensor (S, P)
             The vectors to project.
         callback : callable (sweeps, residual (S,)) -> None, optional
-            Called after every measurement of the residual.
+            Called after every measurement of the residual; a method that guesses it in between tells its guesses.
         store : Store, optional
             Where an iterative method saves its state and continues from; others ignore it.
 

@@ -70,8 +70,11 @@ class Iterative(Projector):
         """Return the function that takes a step."""
 
     def apply_transposed(self, state: Any, vectors: Tensor, sweeps: int) -> Tensor:
-        """Take each vector through as many steps of its own."""
-        carry, step = self._start(state, check_noise(state.rows, vectors)), self._step(state)
+        """Take each vector through as many steps of its own; without steps it stays, wherever they would start."""
+        vectors = check_noise(state.rows, vectors)
+        if sweeps == 0:
+            return vectors
+        carry, step = self._start(state, vectors), self._step(state)
         for k in range(sweeps):
             carry = step(carry, k + 1)
         return carry[0]
@@ -91,7 +94,7 @@ class Iterative(Projector):
         target = residual_targets(self, rows, noise, before)
         if rows.reference is not rows:
             target = _MARGIN * target
-        loop = _Loop.begin(self._start(state, noise), before, target, rows.n_parts)
+        loop = _Loop.begin(self._start(state, noise), noise, before, target, rows.n_parts)
         most = self.max_sweeps
         if store is not None and not loop.load(store.load(loop.tensors())):
             loop.carry = self._start(state, loop.carry[0])
@@ -107,7 +110,7 @@ class _Loop:
     """Where an iteration is. Whatever is stored of it leads to the same result, bit by bit."""
 
     reference: Tensor  # (S,) |A noise|
-    directions: Tensor  # (S, P)
+    directions: Tensor  # (S, P) when they were last measured: the noise, before the first time
     norms: Tensor  # (S,) |A v| when it was last measured
     best: Tensor  # (S,) the last |A v| that counted as a gain
     reached: Tensor  # (S,) the step of that gain
@@ -120,11 +123,11 @@ class _Loop:
     stagnated: bool = False  # whether any sample has
 
     @classmethod
-    def begin(cls, carry: Carry, reference: Tensor, target: Tensor, n_parts: int) -> _Loop:
+    def begin(cls, carry: Carry, noise: Tensor, reference: Tensor, target: Tensor, n_parts: int) -> _Loop:
         active = (reference > target).nonzero()[:, 0]
         none = torch.zeros_like(reference, dtype=torch.int64)
         carried, norms = tuple(part[active] for part in carry), reference.clone()
-        return cls(reference, carry[0].clone(), norms, norms.clone(), none, none.clone(), active, carried, n_parts)
+        return cls(reference, noise.clone(), norms, norms.clone(), none, none.clone(), active, carried, n_parts)
 
     def tensors(self) -> dict[str, Tensor]:
         numbers = [self.k, self.next_check, self.stagnated, self.n_parts]
@@ -204,18 +207,24 @@ def _check(
     due = torch.ones_like(active, dtype=torch.bool)
     if guessed is not None and k != max_sweeps and k % 16:
         due = ~(guessed > target[active])  # NaN is measured, too
-        if callback is not None and not bool(due.any()):
-            callback(k, relative_residual(loop.norms.index_copy(0, active, guessed.to(loop.norms)), loop.reference))
     which = due.nonzero()[:, 0]
-    if len(which):
-        now, samples, going = loop.measure(rows, which), active[which], torch.ones_like(due)
+    now = loop.measure(rows, which) if len(which) else None
+    if callback is not None:
+        callback(k, relative_residual(_told(loop, guessed, ~due), loop.reference))
+    if now is not None:
+        samples, going = active[which], torch.ones_like(due)
         gained = now < 0.999 * loop.best[samples]  # compared with the last gain, so that small gains add up
         loop.reached[samples] = torch.where(gained, k, loop.reached[samples])
         loop.best[samples] = torch.where(gained, now, loop.best[samples])
-        if callback is not None:
-            callback(k, relative_residual(loop.norms, loop.reference))
         stuck = (now > target[samples]) & (k > 2 * loop.reached[samples] + _PATIENCE)
         loop.stagnated |= bool(stuck.any())
         going[which] = (now > target[samples]) & ~stuck
         loop.active, loop.carry = active[going], tuple(part[going] for part in loop.carry)
     loop.next_check = following
+
+
+def _told(loop: _Loop, guessed: Tensor | None, others: Tensor) -> Tensor:  # (active,), bool (active,) -> (S,)
+    """Return the norms when they were last measured, with guesses in place of older ones."""
+    if guessed is None:
+        return loop.norms
+    return loop.norms.index_copy(0, loop.active[others], guessed[others].to(loop.norms))

@@ -45,8 +45,7 @@ class SketchState:
 
     rows: Rows
     scale: Tensor  # (R,)
-    weights: Tensor  # (n, c, O) of the combinations: Ω
-    sketch: HeldBlock
+    sketch: HeldBlock  # the combinations B
     factor: CholeskyFactor
     precision: torch.dtype
 
@@ -61,12 +60,6 @@ class SketchState:
     def precondition(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
         """Multiply with δ M⁻¹, by Woodbury's identity."""
         return vectors - self.sketch.rmv(self.factor.solve(self.sketch.mv(vectors)))
-
-    def first(self, noise: Tensor) -> Tensor:  # (S, P) -> (S, P)
-        """Do the same by a product with the rows, which has no part in the null space."""
-        solved = self.factor.solve(self.sketch.mv(noise))
-        spread = solved.view(len(noise), *self.weights.shape[:2]).transpose(0, 1) @ self.weights  # (n, S, O)
-        return noise - self.rows.rmv(spread.transpose(0, 1).flatten(1) * self.scale)
 
 
 @dataclass(frozen=True)
@@ -128,14 +121,14 @@ class Sketched(Iterative):
         rows.check_whole("Sketched")
         scale = rows.unit_scale(self.rtol).to(rows.dtype)
         count = combinations(self.share, rows.rows_per_example)
-        weights, sketch = combine(rows, count, scale)
+        sketch = combine(rows, count, scale)
         precision = gram_precision(rows.dtype, rows.device, sketch.n_rows)
         shift = max(_LEAST_SHIFT, _SHIFT * self.rtol) * count / rows.rows_per_example
         factor = factor_shifted(lambda: sketch.gram(precision), rows.dtype, shift)
-        return SketchState(rows, scale, weights, sketch, factor, precision)
+        return SketchState(rows, scale, sketch, factor, precision)
 
     def _start(self, state: SketchState, noise: Tensor) -> Carry:
-        first = state.first(noise)
+        first = state.precondition(noise)
         changes, gradient = state.normal(first)
         search = state.precondition(gradient)
         return first, search, changes, gradient, (gradient * search).sum(1)
@@ -145,8 +138,8 @@ class Sketched(Iterative):
 
     def _guess(self, state: SketchState, carry: Carry) -> Tensor:
         """Return the length of the recurred changes, of rows with their own lengths."""
-        changes = torch.where(state.scale > 0, carry[2] / state.scale, 0.0)
-        return changes.double().square().sum(1).sqrt()
+        lengths = torch.where(state.scale > 0, state.scale.reciprocal(), 0.0)
+        return torch.stack([(changes * lengths).double().square().sum() for changes in carry[2]]).sqrt()
 
 
 def combinations(share: float, rows_per_example: int) -> int:
@@ -154,8 +147,8 @@ def combinations(share: float, rows_per_example: int) -> int:
     return max(1, math.ceil(share * rows_per_example - 1e-9))
 
 
-def combine(rows: Rows, count: int, scale: Tensor) -> tuple[Tensor, HeldBlock]:  # (R,) -> (n, count, O), block
-    """Combine the scaled rows of each example ``count`` times; return orthonormal weights and combinations, held."""
+def combine(rows: Rows, count: int, scale: Tensor) -> HeldBlock:  # (R,)
+    """Combine the scaled rows of each example ``count`` times, with orthonormal weights, and hold the combinations."""
     each, generator = rows.rows_per_example, torch.Generator(device="cpu").manual_seed(_SEED)
     drawn = torch.randn(rows.n_rows // each, each, count, generator=generator, dtype=torch.float64, device="cpu")
     weights = torch.linalg.qr(drawn)[0].mT.to(rows.device, rows.dtype)
@@ -175,7 +168,7 @@ def combine(rows: Rows, count: int, scale: Tensor) -> tuple[Tensor, HeldBlock]: 
             whole.take(slice(here.start * count, here.stop * count)).fill(piece)
     held = HeldRows(pieces, n_rows=len(weights) * count, n_columns=rows.n_columns, like=weights, rows_per_example=count)
     held.working_bytes = rows.working_bytes
-    return weights, held.block(0, held.n_rows)
+    return held.block(0, held.n_rows)
 
 
 def _conjugate_gradients(state: SketchState) -> Step:
@@ -202,6 +195,7 @@ def _conjugate_gradients(state: SketchState) -> Step:
             gradient = torch.addcmul(gradient, length, pulled, value=-1.0)
         else:
             changes, gradient = state.normal(v)
+        del image, pulled  # the memory of a vector per sample
         preconditioned = state.precondition(gradient)
         after = dot(gradient, preconditioned)
         weight = torch.where(useful, after / energy.clamp_min(tiny), 0.0)[:, None]
