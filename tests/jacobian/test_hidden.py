@@ -80,6 +80,54 @@ def test_parameters_hidden_from_autograd_are_refused(
         fit_two_layers(make().to(dtype), X.to(dtype), Y.to(dtype))
 
 
+def looked_up(bag: bool = False) -> Callable[[Any, Tensor], Tensor]:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        ids = (x[:, :3] > 0).long()
+        found = F.embedding_bag(ids, self.w, max_norm=1.0) if bag else F.embedding(ids, self.w, None, 1.0).mean(1)
+        return self.h(torch.tanh(self.a(x))) + found
+
+    return forward
+
+
+def without_gradients(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        self.w.clamp_(min=0.0)
+    return self.h(torch.tanh(self.a(x))) + self.w[0]
+
+
+def by_data(self: Any, x: Tensor) -> Tensor:
+    self.w.data.clamp_(min=0.0)
+    return self.h(torch.tanh(self.a(x))) + self.w[0]
+
+
+WRITING = {
+    "embedding": (looked_up(), "embedding with max_norm, which changes 'w'.* leave max_norm out"),
+    "embedding_bag": (looked_up(bag=True), "embedding_bag with max_norm, which changes 'w'.* leave max_norm out"),
+    "no_grad": (without_gradients, "changes its parameter 'w' in place .* weight.clamp"),
+    "data": (by_data, "changes its parameter 'w' in place .* weight.clamp"),
+}
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(("forward", "fragment"), WRITING.values(), ids=WRITING)
+def test_a_network_that_changes_its_parameters_in_place_is_refused_and_left_as_it_was(
+    forward: Callable[[Any, Tensor], Tensor], fragment: str, frozen: bool
+) -> None:
+    model = two(forward)
+    model.w = nn.Parameter(3 * randn(2, 2, generator=torch.Generator().manual_seed(0), dtype=D), not frozen)
+    before = model.w.detach().clone()
+    with pytest.raises(ModelError, match=fragment):
+        fit_two_layers(model)
+    assert torch.equal(model.w, before)
+
+
+def test_a_network_that_writes_the_values_that_are_there_is_refused_where_autograd_fails() -> None:
+    model = two(without_gradients)
+    model.w = nn.Parameter(torch.ones(2, 2, dtype=D))
+    with pytest.raises(ModelError, match="changes its parameter 'w' in place"):
+        fit_two_layers(model)
+
+
 def dead() -> nn.Module:
     """Units that are zero, where a ReLU has its kink."""
     torch.manual_seed(0)

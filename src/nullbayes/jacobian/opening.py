@@ -16,10 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes.distributed import Group
-from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, UntrainedWarning, warn
+from nullbayes.errors import (
+    DataError,
+    InputError,
+    LikelihoodError,
+    ModelError,
+    NullBayesError,
+    UntrainedWarning,
+    warn,
+)
 from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves, ordinary, signed
 from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
 from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.modules import Writing, written
 from nullbayes.jacobian.named_inputs import by_name, check_labels, compare_with_mask
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, Regression, resolve
@@ -78,11 +87,18 @@ def open_data(
         loader if isinstance(loader, Examples) else Examples(loader, batch_fn, network.device, dtype=network.dtype)
     )
     few, few_targets = examples.read(0, min(8, len(examples)))
-    answers = _first_answers(network, few)
+    whole = network.whole
+    with Writing(dict(whole.module.named_parameters()) | whole.unflatten(whole.theta)) as writing:
+        answers = _first_answers(network, few)
     check_outputs(examples, 0, answers)
     network.input_signature = signed(described(few), examples.columns)  # once the network takes them
     check_examples(network, few)
-    check_derivatives(network, few)
+    try:
+        check_derivatives(network, few)
+    except RuntimeError as error:  # of autograd, after a network wrote what was there already
+        if isinstance(error, NullBayesError) or not writing.found:
+            raise
+        raise ModelError(written(writing.found)) from error
     chosen, sums = likelihood if isinstance(likelihood, Likelihood) else resolve(likelihood), None
     for start, stop in examples.ranges(_EXAMPLES_AT_A_TIME.get(network.device.type, 64)):
         x, y = examples.read(start, stop)
