@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 import nullbayes as nb
-from nullbayes.errors import DataError, SettingsError
+from nullbayes.errors import DataError, NullBayesWarning, SettingsError
+from nullbayes.posteriors import small_limit
 from nullbayes.projectors import choose
 from nullbayes.projectors.plan import _in_words
+from support.drawing import randn
 from support.models import CLASSIFICATION, MLP
+from support.posterior_fits import seeded
 
 N = 1000
 X, Y = CLASSIFICATION.data(n=N)
@@ -164,3 +169,33 @@ def test_a_plan_for_several_processes_says_what_each_holds() -> None:
     assert "process" not in str(one)
     with pytest.raises(SettingsError, match="processes must be at least 1, not 0"):
         nb.plan(model, [(X, Y)], processes=0)
+
+
+def images() -> tuple[nn.Module, Any]:
+    """A network whose rows are large beside their number."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten()
+    model, x = nn.Sequential(*layers, nn.Linear(256, 10)), randn(300, 1, 14, 14, generator=seeded())
+    return model, (x, model(x).argmax(1))
+
+
+@pytest.mark.cpu
+def test_a_small_limit_that_makes_a_fit_slow_causes_a_warning_with_a_better_one() -> None:
+    model, data = images()
+    with pytest.warns(NullBayesWarning, match="limit of 8.0 MiB makes this fit slow: about") as caught:
+        slow = nb.plan(model, data, memory_limit="8MB")
+    (better,) = re.findall(r'memory_limit="([0-9]+MB)"', str(caught[0].message))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NullBayesWarning)
+        assert nb.plan(model, data, memory_limit=better).seconds < slow.seconds / 4
+
+
+def test_a_fit_gives_the_same_warning_before_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x, y = MLP.build(), *CLASSIFICATION.data(n=8)
+    monkeypatch.setattr(small_limit, "_LONG", 0.0)
+    monkeypatch.setattr(small_limit, "_SOONER", 0.0)  # any plan is soon enough
+    with pytest.warns(NullBayesWarning, match='memory_limit="128MB", which is free'):
+        nb.ProjectedPosterior(model, prior_precision=1.0).fit(x, y, 4, memory_limit="64MB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NullBayesWarning)
+        nb.ProjectedPosterior(model, prior_precision=1.0).fit(x, y, 4)  # which takes what is free

@@ -23,7 +23,15 @@ from nullbayes.posteriors.measure import Prepared as Prepared
 from nullbayes.posteriors.measure import measure
 from nullbayes.posteriors.measured import Measured, merged, timed
 from nullbayes.posteriors.parallel import divided, own_data, project_some
-from nullbayes.posteriors.plan import FitPlan, FitRequest, RowSource, Shared, make_plan, within_memory
+from nullbayes.posteriors.plan import (
+    FitPlan,
+    FitRequest,
+    RowSource,
+    Shared,
+    make_plan,
+    warn_of_small_limit,
+    within_memory,
+)
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
 from nullbayes.posteriors.sigma import with_estimate
@@ -120,6 +128,8 @@ def begin(request: FitRequest, base: Base | None, seed: int | None, store: Check
             plan = make_plan(request, memory.limit, memory.host, memory.halvings)
         except SettingsError:
             store.refuse("its memory is too small for it")
+    if request.memory_limit is not None and plan.choice is not None and request.group.size == 1:
+        warn_of_small_limit(request.rows, plan.choice, request.tolerance, plan.host)
     if store is not None:
         drawn = None if base is None else noise.draw(request.rows.network, 0, request.n_samples)
         store.begin(request, plan, noise.seed, drawn)

@@ -80,7 +80,8 @@ class NullSpacePosterior(SamplePosterior):
         memory_limit : int or str, optional
             Bytes, or a string such as "8GB", to be used beside the model and the data; default 60 % of what is free,
             85 % on a GPU; ``nb.plan`` shows the plan beforehand. If memory runs out nevertheless, the fit continues
-            with a plan for half of it, or with smaller blocks of the projector, and the report notes it.
+            with a plan for half of it, or with smaller blocks of the projector, and the report notes it. A limit that
+            makes the fit far slower than a larger one causes a warning that names the larger one.
         checkpoint : path, optional
             A file in which an iterative projector stores its state every few seconds. A fit that was killed, or
             interrupted with Ctrl-C, is called again with the same arguments: it continues at the stored sweep to the

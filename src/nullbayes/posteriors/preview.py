@@ -18,7 +18,7 @@ from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.posteriors.arguments import host_memory_bytes, memory_limit_bytes
-from nullbayes.posteriors.plan import LOSS_TOLERANCE, TOLERANCE
+from nullbayes.posteriors.plan import LOSS_TOLERANCE, TOLERANCE, warn_of_small_limit
 from nullbayes.posteriors.promise import SAMPLES, split
 from nullbayes.projectors import Plan, choose
 
@@ -67,7 +67,8 @@ def plan(
 
     The time is that of ``prior_precision="auto"``, without the time that the loader takes. It depends on the kind of
     device and on whether torch has one thread or several, not on the speed of this machine: on one thread of the CPU
-    on which its rates were measured, fits took 0.6 to 3 times as long as planned.
+    on which its rates were measured, fits took 0.6 to 3 times as long as planned. A fit that takes more than a minute
+    because ``memory_limit`` is small causes a warning, with a limit that makes it sooner; ``fit`` gives it, too.
 
     Examples
     --------
@@ -93,13 +94,12 @@ def plan(
     first = kind(network, beginning.examples, likelihood)
     group = Group(size=processes)
     rows = first.on(Expected(beginning.examples, beginning.n_examples, group))
-    chosen = functools.partial(
-        choose,
-        memory_limit=memory_limit_bytes(memory_limit, rows.device),
-        rtol=default if tolerance is None else tolerance,
-        host_limit=host_memory_bytes(rows.device),
-    )
+    limit, host = memory_limit_bytes(memory_limit, rows.device), host_memory_bytes(rows.device)
+    rtol = default if tolerance is None else tolerance
+    chosen = functools.partial(choose, memory_limit=limit, rtol=rtol, host_limit=host)
     found = chosen(rows, n_samples=n_samples)
+    if memory_limit is not None:
+        warn_of_small_limit(rows, found, rtol, host)
     seconds = found.seconds + _BESIDE
     for inside, _ in split(rows, 0):
         if inside:
