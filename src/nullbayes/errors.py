@@ -71,7 +71,7 @@ class UnderfitWarning(NullBayesWarning):
 
 
 class UntrainedWarning(NullBayesWarning):
-    """The network knows nothing about its training data: it is not trained, or its weights were not loaded."""
+    """The network knows nothing about its data: it is untrained, its weights were not loaded, or targets are equal."""
 
 
 @contextlib.contextmanager

@@ -220,3 +220,24 @@ def test_a_regression_that_is_worse_than_the_mean_is_told_so_once() -> None:
         warnings.simplefilter("always")
         nb.ProjectedPosterior(model, "regression").fit(x, y, 5)
     assert [warning.category for warning in caught].count(UntrainedWarning) == 1
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e6])
+@pytest.mark.parametrize("kind", [nb.ProjectedPosterior, nb.baselines.LastLayerLaplace])
+def test_a_regression_whose_targets_are_all_the_same_is_told_so(kind: Any, value: float) -> None:
+    model, x, y = regression()
+    y = torch.full_like(y, value)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        kind(model, "regression").fit(x, y, 5)
+    (message,) = [str(warning.message) for warning in caught if warning.category is UntrainedWarning]
+    assert f"All {N} training targets of an output are the same number" in message
+
+
+def test_a_network_that_predicts_every_label_is_trained() -> None:
+    y = torch.zeros(20, dtype=torch.int64)
+    y[3] = 1
+    logits = 1e-3 * nn.functional.one_hot(y, 2).double()  # right and unsure
+    assert nn.functional.cross_entropy(logits, y) > frequencies(y)[0]
+    assert not found(logits, y)
+    assert found(-logits, y)  # which is always wrong

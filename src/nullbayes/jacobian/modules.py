@@ -19,12 +19,16 @@ from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
-from nullbayes.errors import InputError, ModelError
+from nullbayes.errors import InputError, ModelError, NullBayesError
 from nullbayes.torch_internals import before_compilation, is_batch_norm
 
 Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 HALF = (torch.bfloat16, torch.float16)
 _TABLES = (F.embedding, F.embedding_bag)
+_WRITTEN = (
+    "The network changes its parameter {!r} in place whenever it is called: for a trained network leave that out of "
+    "forward, or compute a new tensor, such as weight.clamp(min=0.0) instead of weight.clamp_(min=0.0)."
+)
 _NO_VALUES = ("requires_grad_", "detach_", "share_memory_", "rename_")  # which end like operations that write
 
 
@@ -335,9 +339,14 @@ class Writing(TorchFunctionMode):
         if not torch.equal(args[0].detach(), before):
             with torch.no_grad():
                 args[0].copy_(before)
-            raise ModelError(written(name))
+            raise ModelError(_WRITTEN.format(name))
         self.found = name
         return result
+
+    def explain(self, error: RuntimeError) -> None:
+        """Say, after an error of autograd, which parameter the network has written, if it has."""
+        if self.found and not isinstance(error, NullBayesError):
+            raise ModelError(_WRITTEN.format(self.found)) from error
 
     def _name(self, tensor: Any) -> str:
         """Return the name of the parameter whose memory a tensor has; empty if it is no parameter's."""
@@ -347,14 +356,6 @@ class Writing(TorchFunctionMode):
             if p.data_ptr() <= tensor.data_ptr() < p.data_ptr() + p.numel() * p.element_size():
                 return name
         return ""
-
-
-def written(name: str) -> str:
-    """Say that a network writes into a parameter."""
-    return (
-        f"The network changes its parameter {name!r} in place whenever it is called: for a trained network leave that "
-        "out of forward, or compute a new tensor, such as weight.clamp(min=0.0) instead of weight.clamp_(min=0.0)."
-    )
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

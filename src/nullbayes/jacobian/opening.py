@@ -16,19 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes.distributed import Group
-from nullbayes.errors import (
-    DataError,
-    InputError,
-    LikelihoodError,
-    ModelError,
-    NullBayesError,
-    UntrainedWarning,
-    warn,
-)
+from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesError, UntrainedWarning, warn
 from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves, ordinary, signed
 from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.modules import Writing, written
+from nullbayes.jacobian.modules import Writing
 from nullbayes.jacobian.named_inputs import by_name, check_labels, compare_with_mask
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, Regression, resolve
@@ -44,6 +36,7 @@ _PASSING = {  # operations that move numbers and leave them as they are
 }  # fmt: skip
 _SUM_TOLERANCE = 1e-3  # of probabilities, which may come from half precision
 _SAME = 1e-6  # of the size of the outputs: as much as rounding makes them differ
+_ROUNDING = 1e-13  # of a mean of equal numbers, in float64
 _ENOUGH = 20  # examples to judge by, where values are the only evidence
 # how much worse than the mean, in squared errors, or than frequencies, in likelihood, causes a warning
 _NUMBERS = {"training": 1.0, "held-out": 1.25}
@@ -96,9 +89,8 @@ def open_data(
     try:
         check_derivatives(network, few)
     except RuntimeError as error:  # of autograd, after a network wrote what was there already
-        if isinstance(error, NullBayesError) or not writing.found:
-            raise
-        raise ModelError(written(writing.found)) from error
+        writing.explain(error)
+        raise
     chosen, sums = likelihood if isinstance(likelihood, Likelihood) else resolve(likelihood), None
     for start, stop in examples.ranges(_EXAMPLES_AT_A_TIME.get(network.device.type, 64)):
         x, y = examples.read(start, stop)
@@ -190,10 +182,17 @@ class Guesses:
 
         A network that was trained with weights of the classes loses to the frequencies by the first two. For numbers,
         the squared error is compared with that of their mean, on average over the outputs, each in units of its own.
-        ``kind`` says what data these are: a weak network may be worse than what held-out data say themselves by chance,
-        and one whose targets are in another order is far worse.
+        One that predicts every label is trained, however unsure it is. ``kind`` says what data these are: a weak
+        network may be worse than what held-out data say themselves by chance, and one whose targets are in another
+        order is far worse. Targets that are all the same number cause a warning, too.
         """
-        varies = self._squares > 0
+        varies = self._squares > self._n * (_ROUNDING * self._mean).square()
+        if self._n >= _ENOUGH and not bool(varies.any()):
+            message = (
+                f"All {self._n:,} {kind} targets of an output are the same number, so that nothing can be learned from "
+                "them. Pass the targets that the network was trained with."
+            )
+            warn(message, UntrainedWarning)
         worse = (self._errors / torch.where(varies, self._squares, 1.0))[varies]
         if worse.numel() and float(worse.mean()) >= _NUMBERS[kind]:
             message = (
@@ -216,7 +215,7 @@ class Guesses:
         )
         chance = 2.0 * (most * (1.0 - most / max(n, 1.0))) ** 0.5  # two standard errors
         factor, nats = _LABELS[kind]
-        if 0.0 < factor * frequencies + nats * n <= self._nll and right <= most + chance and balanced:
+        if 0.0 < factor * frequencies + nats * n <= self._nll and right < n and right <= most + chance and balanced:
             message = (
                 f"The network predicts its {kind} labels no better than their frequencies do: "
                 f"NLL {self._nll / n:.3g} where frequencies have {frequencies / n:.3g}, accuracy {right / n:.3g} "
