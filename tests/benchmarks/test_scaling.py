@@ -206,6 +206,7 @@ def test_residual_is_measured_as_often_as_the_model_says() -> None:
     assert [simulator.checks(k) for k in seen[:-1]] == list(range(1, len(seen)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("block_rows", "pieces"), [(4, 1), (20, 10)])
 def test_rows_are_formed_as_often_as_the_model_says(
     block_rows: int, pieces: int, monkeypatch: pytest.MonkeyPatch

@@ -189,6 +189,7 @@ CHANGES: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CHANGES)
 def test_other_settings_need_another_calibration(name: str) -> None:
     posterior = fitted().calibrate(*held())

@@ -37,6 +37,7 @@ def test_inputs_alone_are_enough_for_p_values(posterior: Any) -> None:
             posterior.predict_set(X_NEW)
 
 
+@pytest.mark.slow
 def test_loaders_of_inputs_alone_are_enough_for_p_values(posterior: Any) -> None:
     x, _ = held()
     wanted = posterior.calibrate(x).p_value(X_NEW)

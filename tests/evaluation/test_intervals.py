@@ -34,6 +34,7 @@ def test_intervals_contain_their_figures_and_shrink_with_more_data(projected: An
         assert widths(large)[name] < 0.5 * wide, name  # about a quarter
 
 
+@pytest.mark.slow
 def test_intervals_of_an_accuracy_are_those_of_a_binomial(network: Any) -> None:
     row = nb.evaluate([network], (X, Y), STRANGERS, bootstrap=2000, generator=torch.Generator().manual_seed(0)).rows[0]
     low, high = row.intervals["accuracy"]

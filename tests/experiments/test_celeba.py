@@ -72,6 +72,7 @@ def test_the_network_of_the_paper_has_as_many_parameters_as_the_paper_says() -> 
     assert sum(weight.numel() for weight in model.parameters()) == 3_858_309
 
 
+@pytest.mark.slow
 def test_images_with_a_held_out_attribute_are_strangers_and_nothing_else(settings: Settings) -> None:
     faces = celeba.read_faces(settings, TINY)
 

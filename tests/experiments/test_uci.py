@@ -30,6 +30,7 @@ def results(data: Path) -> dict:
     return uci.run(Settings(data=data), SIZES)
 
 
+@pytest.mark.slow
 def test_every_method_is_judged_on_every_split(results: dict) -> None:
     splits = results["splits"]["yacht"]
     assert list(splits) == ["0", "1"]  # as many as there are

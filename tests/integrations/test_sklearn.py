@@ -109,6 +109,7 @@ def test_a_fraction_of_zero_leaves_decisions_out_and_intervals_in() -> None:
         regressor.is_ood(X)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*held-out inputs are")
 def test_a_table_with_two_rows_that_occur_twice_can_be_fitted() -> None:
     """A split puts the copies on different sides, which is no reason to refuse the table."""

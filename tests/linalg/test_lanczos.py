@@ -72,6 +72,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sigma", [POWER_LAW, WELL_CONDITIONED], ids=["power law", "well conditioned"])
 def test_traces_are_right_within_monte_carlo_error(sigma: Tensor) -> None:
     n_probes, n_columns = 100, 40

@@ -61,6 +61,7 @@ def oracle(model: nn.Module, x: Tensor, y: Tensor) -> float:
     return found
 
 
+@pytest.mark.slow
 @each_kind
 def test_the_noise_is_that_of_generalized_cross_validation(kind: type, model: nn.Module) -> None:
     x, y = draw(80)
