@@ -100,11 +100,38 @@ def by_data(self: Any, x: Tensor) -> Tensor:
     return self.h(torch.tanh(self.a(x))) + self.w[0]
 
 
+def by_item(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        self.w[self.w < 0] = 0.0
+    return self.h(torch.tanh(self.a(x))) + self.w[0]
+
+
+def by_out(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        torch.clamp(self.w, min=0.0, out=self.w)
+    return self.h(torch.tanh(self.a(x))) + self.w[0]
+
+
+def by_list(self: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        torch._foreach_clamp_min_([self.w], 0.0)
+    return self.h(torch.tanh(self.a(x))) + self.w[0]
+
+
+def by_assignment(self: Any, x: Tensor) -> Tensor:
+    self.w.data = self.w.data.clamp(min=0.0)
+    return self.h(torch.tanh(self.a(x))) + self.w[0]
+
+
 WRITING = {
     "embedding": (looked_up(), "embedding with max_norm, which changes 'w'.* leave max_norm out"),
     "embedding_bag": (looked_up(bag=True), "embedding_bag with max_norm, which changes 'w'.* leave max_norm out"),
     "no_grad": (without_gradients, "changes its parameter 'w' in place .* weight.clamp"),
     "data": (by_data, "changes its parameter 'w' in place .* weight.clamp"),
+    "item": (by_item, "changes its parameter 'w' in place .* weight.clamp"),
+    "out": (by_out, "changes its parameter 'w' in place .* weight.clamp"),
+    "list": (by_list, "changes its parameter 'w' in place .* weight.clamp"),
+    "assignment": (by_assignment, "changes its parameter 'w' in place .* weight.clamp"),
 }
 
 
@@ -124,6 +151,15 @@ def test_a_network_that_changes_its_parameters_in_place_is_refused_and_left_as_i
 def test_a_network_that_writes_the_values_that_are_there_is_refused_where_autograd_fails() -> None:
     model = two(without_gradients)
     model.w = nn.Parameter(torch.ones(2, 2, dtype=D))
+    with pytest.raises(ModelError, match="changes its parameter 'w' in place"):
+        fit_two_layers(model)
+
+
+def test_a_parameter_that_is_assigned_the_values_it_has_is_refused_if_it_is_fixed_and_taken_if_it_varies() -> None:
+    model = two(by_assignment)
+    model.w = nn.Parameter(torch.ones(2, 2, dtype=D))
+    fit_two_layers(model)
+    model.w.requires_grad_(False)
     with pytest.raises(ModelError, match="changes its parameter 'w' in place"):
         fit_two_layers(model)
 

@@ -15,21 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.overrides import TorchFunctionMode
 
-from nullbayes.errors import InputError, ModelError, NullBayesError
+from nullbayes.errors import InputError, ModelError
 from nullbayes.torch_internals import before_compilation, is_batch_norm
 
 Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 HALF = (torch.bfloat16, torch.float16)
-_TABLES = (F.embedding, F.embedding_bag)
-_WRITTEN = (
-    "The network changes its parameter {!r} in place whenever it is called: for a trained network leave that out of "
-    "forward, or compute a new tensor, such as weight.clamp(min=0.0) instead of weight.clamp_(min=0.0)."
-)
-_NO_VALUES = ("requires_grad_", "detach_", "share_memory_", "rename_")  # which end like operations that write
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -295,67 +287,6 @@ def lines_checked(module: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-class Writing(TorchFunctionMode):
-    """Refuse, while a network is called, operations that change its parameters in place.
-
-    Such a network is no function of its parameters, and has no derivatives with respect to what it writes.
-
-    Parameters
-    ----------
-    named : mapping of Tensor
-        The parameters by name, those that the call has instead of the module's own.
-
-    Attributes
-    ----------
-    found : str
-        The name of a parameter that was written with the values that it had; empty if there was none.
-    """
-
-    def __init__(self, named: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self._named, self.found = [(name, p) for name, p in named.items() if p.numel()], ""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Run an operation, unless it changes a parameter."""
-        kwargs = kwargs or {}
-        if func in _TABLES:
-            weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
-            normalized = kwargs.get("max_norm") is not None
-            if normalized and (name := self._name(weight)):
-                raise ModelError(
-                    f"The network calls torch.nn.functional.{func.__name__} with max_norm, which changes {name!r} "
-                    "whenever it is called: for a trained network leave max_norm out, and normalize the weights once."
-                )
-        called = getattr(func, "__name__", "")
-        writes = called.endswith("_") and not called.startswith("__") and called not in _NO_VALUES
-        if not (writes and args and (name := self._name(args[0]))):
-            return func(*args, **kwargs)
-        before = args[0].detach().clone()
-        result = func(*args, **kwargs)
-        if not torch.equal(args[0].detach(), before):
-            with torch.no_grad():
-                args[0].copy_(before)
-            raise ModelError(_WRITTEN.format(name))
-        self.found = name
-        return result
-
-    def explain(self, error: RuntimeError) -> None:
-        """Say, after an error of autograd, which parameter the network has written, if it has."""
-        if self.found and not isinstance(error, NullBayesError):
-            raise ModelError(_WRITTEN.format(self.found)) from error
-
-    def _name(self, tensor: Any) -> str:
-        """Return the name of the parameter whose memory a tensor has; empty if it is no parameter's."""
-        if not isinstance(tensor, Tensor) or not tensor.numel():
-            return ""
-        for name, p in self._named:
-            if p.data_ptr() <= tensor.data_ptr() < p.data_ptr() + p.numel() * p.element_size():
-                return name
-        return ""
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
