@@ -166,6 +166,23 @@ def test_parametrizations_are_not_those_of_an_earlier_call(ask: Any, tmp_path: P
     assert model[0].weight is not model[0].weight
 
 
+def test_sampled_parameters_are_those_of_the_sample_also_where_parametrizations_are_cached() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    parametrize.register_parametrization(model[0], "weight", Symmetric())
+    x, y = CLASSIFICATION.data(MLP, n=6)
+    posterior, own = fitted(model, (x, y)), model(x)
+    with posterior.sampled_parameters(0):
+        sampled = model(x)
+    with parametrize.cached():
+        model(x)
+        with posterior.sampled_parameters(0):
+            assert torch.equal(model(x), sampled)
+        assert torch.equal(model(x), own)
+    assert not torch.equal(sampled, own)
+
+
 # --- nothing is left behind -------------------------------------------------------------------------------------------
 
 

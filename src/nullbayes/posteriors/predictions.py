@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nullbayes import predictive
 from nullbayes.errors import SettingsError
 from nullbayes.posteriors.arguments import whole
-from nullbayes.precision import full_precision
+from nullbayes.precision import computed_parametrizations, full_precision
 from nullbayes.predictive import Mask, Prediction
 
 
@@ -148,7 +148,8 @@ def sampled_parameters(self: Any, i: int) -> Iterator[nn.Module]:
     try:
         for name, value in values.items():
             named[name].data = value.to(trained[name].dtype, copy=True)
-        yield model
+        with computed_parametrizations():
+            yield model
     finally:
         for name, value in trained.items():
             named[name].data = value
