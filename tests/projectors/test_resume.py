@@ -124,10 +124,15 @@ def test_an_interrupted_measurement_is_repeated() -> None:
         assert same(project(make(), Memory(left.states[-1])), whole)
 
 
-@pytest.mark.parametrize("name", ["Krylov converges", "Krylov runs out", "Alternating converges"])
+SOONER: dict[str, Callable[[], Iterative]] = {
+    name: make for name, (make, _) in ENDS.items() if name in ("Krylov runs out", "Alternating converges")
+} | {"Krylov converges": lambda: Krylov(Alternating(block_rows=10), rtol=1e-3, atol=1e-4)}  # rounding decides of more
+
+
+@pytest.mark.parametrize("name", SOONER)
 def test_sweeps_are_told_for_each_sample(name: str) -> None:
     """They are those after which a sample alone is finished, and the same when the iteration is resumed."""
-    make, kept = ENDS[name][0], Memory()
+    make, kept = SOONER[name], Memory()
     whole = project(make(), kept)
     taken = whole.info.sweeps_per_sample
     assert taken.shape == (len(NOISE),)
