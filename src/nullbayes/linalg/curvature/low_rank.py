@@ -92,7 +92,9 @@ def nystrom_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
     inner = test.double() @ image.double().T
     values, turn = eigh(0.5 * (inner + inner.T))
     root = turn * values.clamp_min(shift).rsqrt()  # of the inverse
-    _, lengths, basis = torch.linalg.svd(root.T @ image.double(), full_matrices=False)
+    space, small = torch.linalg.qr((root.T @ image.double()).T)  # singular vectors of a long matrix take far longer
+    _, lengths, turn = torch.linalg.svd(small.T)
     found = (lengths.square() - shift).clamp_min(0.0)
     keep = found > shift
-    return LowRank(basis[keep].to(rows.dtype), found[keep])
+    basis = turn[keep] @ space.T
+    return LowRank(basis.to(rows.dtype), found[keep])
