@@ -9,7 +9,9 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes.errors import ConvergenceWarning, SettingsError
+from nullbayes.linalg.spectral import NormalFactor
 from nullbayes.projectors import Sketched
+from nullbayes.projectors.sketched import draw_examples
 from nullbayes.testing import kernel_projector
 from support.drawing import randn
 
@@ -39,6 +41,43 @@ def test_every_share_of_the_rows_leads_to_the_dense_answer(share: float) -> None
     torch.testing.assert_close(projection.directions, noise @ kernel_projector(rows.dense()), atol=1e-7, rtol=0)
 
 
+@pytest.mark.parametrize("share", [0.05, 0.3, 1.0])
+@pytest.mark.parametrize("columns", [60, 100])  # without and with a null space
+def test_a_part_of_the_examples_leads_to_the_dense_answer(columns: int, share: float) -> None:
+    mixed = grouped(100, 60).dense() @ drawn(60, columns, seed=5)
+    rows, noise = nb.DenseRows(mixed), drawn(4, columns)
+    rows.rows_per_example = OUTPUTS
+    projector = Sketched(share, rtol=1e-9, max_sweeps=2000)
+    state = projector.prepare(rows)
+    assert isinstance(state.part, NormalFactor)
+    projection = projector.apply(state, noise)
+    assert bool(projection.info.converged.all())
+    torch.testing.assert_close(projection.directions, noise @ kernel_projector(rows.dense()), atol=1e-6, rtol=0)
+
+
+def test_a_part_of_the_examples_is_drawn_at_random_and_scaled_like_the_whole() -> None:
+    """Data may be in an order: every second example of pairs would be half of what there is."""
+    rows = grouped(100, 60)
+    scale = rows.unit_scale(0.01)
+    state, units = Sketched(0.25, rtol=0.01).prepare(rows), torch.eye(60, dtype=torch.float64)
+    taken = draw_examples(0.25, 100)
+    assert int(taken.sum()) == 25
+    assert len(set(taken.nonzero()[:, 0].diff().tolist())) > 3
+    some = (rows.dense() * scale[:, None])[taken.repeat_interleave(OUTPUTS)]
+    expected = 0.01 * torch.linalg.inv(some.T @ some / 0.25 + 0.01 * units)
+    torch.testing.assert_close(state.precondition(units), expected, atol=1e-9, rtol=0)
+
+
+def test_smaller_leads_from_examples_to_combinations_where_these_are_few() -> None:
+    rows = grouped(20, 60)  # 100 rows
+    projector = Sketched(0.8)
+    assert isinstance(projector.prepare(rows).part, NormalFactor)
+    smaller = projector.smaller(rows)
+    assert smaller is not None
+    assert smaller.prepare(rows).part.sketch.n_rows == 40
+    assert Sketched(0.8).smaller(grouped(100, 60)) is None  # one combination each would be more than the columns
+
+
 def test_a_sketch_of_more_rows_takes_fewer_sweeps() -> None:
     rows, noise = grouped(), drawn(4, 90)
     sweeps = []
@@ -51,7 +90,7 @@ def test_a_sketch_of_more_rows_takes_fewer_sweeps() -> None:
 def test_smaller_ends_at_one_combination_of_each_example() -> None:
     rows, projector, counts = grouped(), Sketched(1.0), []
     while projector is not None:
-        counts.append(projector.prepare(rows).sketch.n_rows // 12)
+        counts.append(projector.prepare(rows).part.sketch.n_rows // 12)
         projector = projector.smaller(rows)
     assert counts == [5, 2, 1]
 
@@ -122,10 +161,10 @@ def test_noise_that_needs_no_sweep_is_its_own_direction() -> None:
 def test_first_step_is_that_of_the_combinations_and_symmetric(share: float) -> None:
     rows = grouped()
     state, units = Sketched(share).prepare(rows), torch.eye(90, dtype=torch.float64)
-    combined = state.sketch.dense()
+    combined = state.part.sketch.dense()
     lengths = combined.norm(dim=1, keepdim=True)
     unit = torch.where(lengths > 0, combined / lengths, 0.0)
-    expected = state.factor.shift * torch.linalg.inv(unit.T @ unit + state.factor.shift * units)
+    expected = state.part.factor.shift * torch.linalg.inv(unit.T @ unit + state.part.factor.shift * units)
     torch.testing.assert_close(Sketched(share)._start(state, units)[0], expected, atol=1e-10, rtol=0)
 
 

@@ -16,8 +16,8 @@ from nullbayes.linalg.pieces import Factors
 from nullbayes.linalg.rows import Rows
 
 
-def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) -> (P, P)
-    """Return ``A.T @ diag(scale)² @ A``, in float64."""
+def normal_matrix(rows: Rows, scale: Tensor | None = None, taken: Tensor | None = None) -> Tensor:  # (R,) -> (P, P)
+    """Return ``A.T @ diag(scale)² @ A``, in float64; of the rows of some examples alone, which ``taken`` marks."""
     rows.check_whole("The normal matrix A⊤A")
     result = torch.zeros(rows.n_columns, rows.n_columns, dtype=torch.float64, device=rows.device)
     sizes = limits(rows.device)
@@ -26,6 +26,13 @@ def normal_matrix(rows: Rows, scale: Tensor | None = None) -> Tensor:  # (R,) ->
         factors = block.factors()
         outputs = factors[0].gradients.shape[1]
         weights = None if scale is None else scale[where].view(-1, outputs)
+        if taken is not None:
+            here = taken[where.start // outputs : where.stop // outputs].nonzero()[:, 0]
+            factors = [
+                Factors(gradients[here], None if activations is None else activations[here], column)
+                for gradients, activations, column in factors
+            ]
+            weights = None if weights is None else weights[here]
         for i, left in enumerate(factors):
             for right in factors[: i + 1]:
                 _add_tile(left, right, weights, result, working_bytes)

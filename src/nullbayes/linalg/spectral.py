@@ -202,7 +202,11 @@ class NormalFactor:
     def correction(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
         """Return the part of each vector that the step removes."""
         wide = vectors.to(self.triangle.dtype)
-        return (wide - self.shift * cholesky_solve(self.triangle, wide)).to(vectors.dtype)
+        return (wide - self.remainder(wide)).to(vectors.dtype)
+
+    def remainder(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
+        r"""Return the part that it leaves, :math:`\delta\,(\tilde A^\top \tilde A + \delta)^{-1} v`."""
+        return (self.shift * cholesky_solve(self.triangle, vectors.to(self.triangle.dtype))).to(vectors.dtype)
 
 
 def factor_normal(form: Callable[[], Tensor], rows_dtype: torch.dtype, shift: float = 0.0) -> NormalFactor:

@@ -1,14 +1,15 @@
-r"""Sketched: conjugate gradients on all rows, preconditioned by a few random combinations of the rows of each example.
+r"""Sketched: conjugate gradients on all rows, preconditioned by the factor of a part of what they say.
 
 With :math:`\tilde A` the rows scaled to unit length, conjugate gradients on
 :math:`\tilde A^\top \tilde A x = \tilde A^\top \tilde A \varepsilon` minimize :math:`\|\tilde A (\varepsilon - x)\|`
-over their Krylov space, which is the residual itself. The preconditioner is :math:`M = B^\top B + \delta`, where the
-rows of :math:`B = \Omega \tilde A` are random combinations of those of :math:`\tilde A`: :math:`B^\top B` is
-proportional to :math:`\tilde A^\top \tilde A` in expectation, and its factor takes the cube of the share of the rows.
-Both :math:`M^{-1}` and :math:`\tilde A^\top \tilde A` map the row space to itself, so that no step touches the null
-space.
+over their Krylov space, which is the residual itself. The preconditioner is :math:`M = B^\top B + \delta`, where
+:math:`B = \Omega \tilde A` and :math:`B^\top B` is proportional to :math:`\tilde A^\top \tilde A` in expectation. If
+:math:`B` has fewer rows than columns, its rows are random combinations of those of each example, and the factor of
+their Gram matrix takes the cube of their share. Otherwise they are all rows of some examples, drawn at random, whose
+normal matrix takes their share of the time. Both :math:`M^{-1}` and :math:`\tilde A^\top \tilde A` map the row space to
+itself, so that no step touches the null space.
 
-The first iterate is :math:`\delta M^{-1} \varepsilon`, the step of the combinations alone. It removes the directions in
+The first iterate is :math:`\delta M^{-1} \varepsilon`, the step of :math:`B` alone. It removes the directions in
 which the rows are longest; without it, the first gradients would consist of these, and rounding in them would be as
 large as the rest. It also makes the whole map symmetric: with :math:`H = \tilde A^\top \tilde A`, steps are polynomials
 in :math:`M^{-1} H`, and :math:`q(M^{-1} H) M^{-1} = M^{-1} q(H M^{-1})`.
@@ -26,9 +27,10 @@ from torch import Tensor
 
 from nullbayes.errors import SettingsError
 from nullbayes.linalg.held import HeldBlock, HeldRows
+from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.linalg.rows import Rows
-from nullbayes.linalg.spectral import CholeskyFactor, factor_shifted
+from nullbayes.linalg.spectral import CholeskyFactor, NormalFactor, factor_normal, factor_shifted
 from nullbayes.projectors.iteration import Carry, Iterative, Step
 from nullbayes.projectors.stopping import check_least, check_tolerance
 from nullbayes.projectors.sweep import gram_precision
@@ -40,13 +42,24 @@ _SEED = 0x736B65
 
 
 @dataclass(frozen=True)
+class Combined:
+    """The preconditioner by combinations of the rows of each example."""
+
+    sketch: HeldBlock  # the combinations B
+    factor: CholeskyFactor
+
+    def remainder(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
+        """Multiply with δ M⁻¹, by Woodbury's identity."""
+        return vectors - self.sketch.rmv(self.factor.solve(self.sketch.mv(vectors)))
+
+
+@dataclass(frozen=True)
 class SketchState:
     """The rows, the factors that scale them to unit length, and the preconditioner."""
 
     rows: Rows
     scale: Tensor  # (R,)
-    sketch: HeldBlock  # the combinations B
-    factor: CholeskyFactor
+    part: Combined | NormalFactor
     precision: torch.dtype
 
     def normal(self, vectors: Tensor) -> tuple[Tensor, Tensor]:  # (S, P) -> (S, R), (S, P)
@@ -58,24 +71,28 @@ class SketchState:
         return torch.cat(images, dim=1), total
 
     def precondition(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
-        """Multiply with δ M⁻¹, by Woodbury's identity."""
-        return vectors - self.sketch.rmv(self.factor.solve(self.sketch.mv(vectors)))
+        """Multiply with δ M⁻¹."""
+        return self.part.remainder(vectors)
 
 
 @dataclass(frozen=True)
 class Sketched(Iterative):
-    r"""Accelerate conjugate gradients on all rows by the factor of a few random combinations of them.
+    r"""Accelerate conjugate gradients on all rows by the factor of a part of them.
 
-    Cost for m combinations: :math:`m^2 P` operations for their Gram matrix, :math:`m^3/3` for its factor, at most
-    :math:`8RPS` per sweep of S samples, for products with the rows and with the combinations; memory :math:`m^2`
-    numbers and the combinations in addition to the rows. It wins over ``Krylov``, on a CPU, where examples have several
-    outputs and all rows in one block are too many to be factored. Processes cannot share the rows.
+    Cost for m of R rows: :math:`m^2 P` operations for the Gram matrix of m combinations, :math:`m^3/3` for its factor,
+    at most :math:`8RPS` per sweep of S samples, for products with the rows and with the combinations; memory
+    :math:`m^2` numbers and the combinations in addition to the rows. It wins over ``Krylov`` where examples have
+    several outputs and all rows in one block are too many to be factored. If m is at least P, the cost is
+    :math:`m P^2` for the normal matrix of the rows of some examples, :math:`P^3/3` for its factor and :math:`4RPS` per
+    sweep; it wins where rows are many times as many as parameters. Processes cannot share the rows. With rows in
+    float32, rounding inside the null space is a few times ``eps / rtol``, relative to the noise.
 
     Parameters
     ----------
     share : float
-        Combinations per row, above 0 and at most 1: 0.3 takes three random combinations of the ten rows of each
-        example. An example has at least one: where it has a single row, all rows are factored, whatever the share.
+        The part of the rows, above 0 and at most 1: 0.3 takes three random combinations of the ten rows of each
+        example. An example has at least one: where it has a single row, all rows are factored, whatever the share. If
+        combinations would be as many as the parameters, all rows of a share of the examples are taken instead.
     rtol, atol : float
         A sample is finished when ``|A v| <= max(atol, rtol * |A noise|)``, for its direction v and the rows A.
     max_sweeps : int
@@ -111,8 +128,15 @@ class Sketched(Iterative):
 
     def smaller(self, rows: Rows) -> Sketched | None:
         """Return the same with half of the combinations, or None where an example has a single one."""
-        now = combinations(self.share, rows.rows_per_example)
-        return replace(self, share=now // 2 / rows.rows_per_example) if now > 1 else None
+        now, each = combinations(self.share, rows.rows_per_example), rows.rows_per_example
+        if self._takes_examples(rows):
+            now = min(now, 2 * (rows.n_columns - 1) // (rows.n_rows // each))  # a smaller matrix than that of columns
+        return replace(self, share=now // 2 / each) if now > 1 else None
+
+    def _takes_examples(self, rows: Rows) -> bool:
+        """Return whether all rows of some examples are taken: combinations would be as many as the columns."""
+        each = rows.rows_per_example
+        return combinations(self.share, each) * (rows.n_rows // each) >= rows.n_columns
 
     def _prepare(self, rows: Rows) -> SketchState:
         if rows.n_parts > 1:
@@ -120,12 +144,18 @@ class Sketched(Iterative):
             raise SettingsError(msg)
         rows.check_whole("Sketched")
         scale = rows.unit_scale(self.rtol).to(rows.dtype)
+        shift = max(_LEAST_SHIFT, _SHIFT * self.rtol)
+        if self._takes_examples(rows):
+            taken = draw_examples(self.share, rows.n_rows // rows.rows_per_example).to(rows.device)
+            shift *= float(taken.double().mean())
+            part = factor_normal(lambda: normal_matrix(rows, scale, taken), rows.dtype, shift)
+            return SketchState(rows, scale, part, torch.float64)
         count = combinations(self.share, rows.rows_per_example)
         sketch = combine(rows, count, scale)
         precision = gram_precision(rows.dtype, rows.device, sketch.n_rows)
-        shift = max(_LEAST_SHIFT, _SHIFT * self.rtol) * count / rows.rows_per_example
+        shift *= count / rows.rows_per_example
         factor = factor_shifted(lambda: sketch.gram(precision), rows.dtype, shift)
-        return SketchState(rows, scale, sketch, factor, precision)
+        return SketchState(rows, scale, Combined(sketch, factor), precision)
 
     def _start(self, state: SketchState, noise: Tensor) -> Carry:
         first = state.precondition(noise)
@@ -140,6 +170,15 @@ class Sketched(Iterative):
         """Return the length of the recurred changes, of rows with their own lengths."""
         lengths = torch.where(state.scale > 0, state.scale.reciprocal(), 0.0)
         return torch.stack([(changes * lengths).double().square().sum() for changes in carry[2]]).sqrt()
+
+
+def draw_examples(share: float, n_examples: int) -> Tensor:  # bool (n,)
+    """Draw which examples are taken: at random, because data may be in an order."""
+    generator = torch.Generator(device="cpu").manual_seed(_SEED)
+    order = torch.randperm(n_examples, generator=generator, device="cpu")
+    taken = torch.zeros(n_examples, dtype=torch.bool, device="cpu")
+    taken[order[: math.ceil(share * n_examples - 1e-9)]] = True
+    return taken
 
 
 def combinations(share: float, rows_per_example: int) -> int:
