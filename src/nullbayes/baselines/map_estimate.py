@@ -20,7 +20,8 @@ class NetworkItself(Method[Any]):
     """The network as it is: one sample without a variance. Detectors derive from it."""
 
     hessian = has_prior = False
-    scores = OF_MEAN
+    fewest = 1
+    of_predictions = OF_MEAN
 
     def fit(self, context: FitContext) -> Learned[Any]:
         """Learn nothing."""
@@ -81,4 +82,3 @@ class MAP(Baseline):
     """
 
     _method = NetworkItself()
-    _fewest = 1
