@@ -74,7 +74,7 @@ class LocalEnsemble(Baseline):
     memory_budget : int
         How many eigenvectors of the size of the parameters to find and to hold in memory.
     parameters, batch_fn, output_fn, prior_precision : optional
-        As for :class:`MAP <nullbayes.baselines.MAP>`.
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------
@@ -196,7 +196,7 @@ class SketchedLanczos(Baseline):
     sketch_size : int, optional
         How many numbers each vector is sketched to; by default as many as the rank leaves of the budget.
     parameters, batch_fn, output_fn, prior_precision : optional
-        As for :class:`MAP <nullbayes.baselines.MAP>`.
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------

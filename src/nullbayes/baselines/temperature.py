@@ -54,7 +54,7 @@ class TemperatureScaling(Baseline):
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     parameters, batch_fn, output_fn, prior_precision : optional
-        As for :class:`MAP <nullbayes.baselines.MAP>`.
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------

@@ -84,8 +84,11 @@ class Mahalanobis(Detector):
     ----------
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean: "classification", with outputs (n, C).
-    features, parameters, batch_fn, output_fn, prior_precision : optional
-        As for :class:`KNN <nullbayes.detectors.KNN>`.
+    features : str, optional
+        The name of the layer whose inputs are the features, as in ``model.named_modules()``; the last linear layer or
+        convolution by default.
+    parameters, batch_fn, output_fn, prior_precision : optional
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Notes
     -----
@@ -113,10 +116,8 @@ class RelativeMahalanobis(Detector):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", with outputs (n, C).
-    features, parameters, batch_fn, output_fn, prior_precision : optional
-        As for :class:`KNN <nullbayes.detectors.KNN>`.
+    model, likelihood, features, parameters, batch_fn, output_fn, prior_precision
+        As for :class:`Mahalanobis`.
 
     Examples
     --------

@@ -86,7 +86,7 @@ class ViM(Detector):
     features : str, optional
         The name of the last linear layer, whose inputs are the features; by default it is found.
     parameters, batch_fn, output_fn, prior_precision : optional
-        As for :class:`KNN <nullbayes.detectors.KNN>`.
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------
@@ -149,13 +149,10 @@ class ReAct(Detector):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", with outputs (n, C). It must end in a linear
-        layer.
+    model, likelihood, features, parameters, batch_fn, output_fn, prior_precision
+        As for :class:`ViM`.
     quantile : float
         The share of the training features that are not clipped.
-    features, parameters, batch_fn, output_fn, prior_precision : optional
-        As for :class:`ViM`.
 
     Examples
     --------
@@ -213,13 +210,10 @@ class SCALE(Detector):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", with outputs (n, C). It must end in a linear
-        layer.
+    model, likelihood, features, parameters, batch_fn, output_fn, prior_precision
+        As for :class:`ViM`.
     percentile : float
         The share of the features of an input that are not among the largest.
-    features, parameters, batch_fn, output_fn, prior_precision : optional
-        As for :class:`ViM`.
 
     Examples
     --------
@@ -276,10 +270,7 @@ class FDBD(Detector):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", with outputs (n, C). It must end in a linear
-        layer.
-    features, parameters, batch_fn, output_fn, prior_precision : optional
+    model, likelihood, features, parameters, batch_fn, output_fn, prior_precision
         As for :class:`ViM`.
 
     Examples

@@ -65,11 +65,8 @@ class MSP(Baseline):
     ----------
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean: "classification", "binary" or "multilabel".
-    parameters, batch_fn, output_fn : optional
-        Which parameters vary, which does not matter here; functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
-    prior_precision : float
-        Leave it out: there is no prior.
+    parameters, batch_fn, output_fn, prior_precision : optional
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------
@@ -89,9 +86,7 @@ class MaxLogit(Baseline):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "binary" or "multilabel".
-    parameters, batch_fn, output_fn, prior_precision : optional
+    model, likelihood, parameters, batch_fn, output_fn, prior_precision
         As for :class:`MSP`.
 
     Examples
@@ -114,9 +109,7 @@ class Energy(Baseline):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "binary" or "multilabel".
-    parameters, batch_fn, output_fn, prior_precision : optional
+    model, likelihood, parameters, batch_fn, output_fn, prior_precision
         As for :class:`MSP`.
 
     Examples
@@ -137,14 +130,12 @@ class GEN(Baseline):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "binary" or "multilabel".
+    model, likelihood, parameters, batch_fn, output_fn, prior_precision
+        As for :class:`MSP`.
     gamma : float
         The exponent, between 0 and 1. Small ones make small differences from certainty count.
     largest : int
         How many of the largest probabilities count.
-    parameters, batch_fn, output_fn, prior_precision : optional
-        As for :class:`MSP`.
 
     Examples
     --------
