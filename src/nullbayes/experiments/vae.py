@@ -2,9 +2,9 @@
 
 The encoder stays as it is. The training data of the decoder are the means that the encoder gives for the training
 images, and the images themselves; the loss of an example is its reconstruction loss, the cross-entropy of the pixels
-that the autoencoder was trained with, passed to the library as a loss of one's own. A number for what the paper shows
-as pictures: the mean standard deviation of pixels at edges, divided by that in flat regions. Noise that was not
-projected, of the same size in the logits, says how much of it a decoder shows anyway.
+that the autoencoder was trained with, passed to the library as a loss function. A number for what the paper shows as
+pictures: the mean standard deviation of pixels at edges, divided by that in flat regions. Noise that was not projected,
+of the same size in the logits, says how much of it a decoder shows anyway.
 """
 
 from __future__ import annotations

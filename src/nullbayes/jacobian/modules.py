@@ -200,7 +200,7 @@ def _refuse(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def lines_checked(module: nn.Module) -> Iterator[None]:
-    """Name the table of embeddings that is asked for a line that it has not, in a call that fails by that."""
+    """Name the table of embeddings that is asked for a line outside of it, if the call fails for that reason."""
 
     def check(name: str, table: Any) -> Callable[..., None]:
         def look(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
