@@ -42,10 +42,10 @@ from nullbayes import metrics as metrics
 from nullbayes import projectors as projectors
 from nullbayes.evaluation import Evaluation as Evaluation
 from nullbayes.evaluation import evaluate as evaluate
+from nullbayes.jacobian.functions import as_module as as_module
 from nullbayes.jacobian.jacobians import LossJacobian as LossJacobian
 from nullbayes.jacobian.jacobians import OutputJacobian as OutputJacobian
 from nullbayes.jacobian.loaders import evaluation_loader as evaluation_loader
-from nullbayes.jacobian.modules import as_module as as_module
 from nullbayes.linalg.held import DenseRows as DenseRows
 from nullbayes.linalg.matrix_free import MatrixFreeRows as MatrixFreeRows
 from nullbayes.linalg.rows import Rows as Rows

@@ -33,7 +33,7 @@ class Isotropic(Method[Tensor]):
 
     relative: float = 0.1
 
-    scores = ("gradient", "max_variance")
+    of_predictions = ("max_variance",)
     own_score = "gradient"
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ import torch
 import nullbayes as nb
 from nullbayes.experiments import celeba, celeba_page, find, photographs
 from nullbayes.experiments.frame import Missing, Settings, Store
-from nullbayes.experiments.running import perform
+from nullbayes.experiments.running import reproduce
 from nullbayes.experiments.van import VAN
 from nullbayes.page import Page, Table, Value
 from support.image_folders import make_celeba, make_food
@@ -53,7 +53,7 @@ def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         find("celeba"), run=partial(celeba.run, sizes=FEW), estimate=partial(celeba.estimate, sizes=FEW)
     )
     where = tmp_path_factory.mktemp("run")
-    return perform(small, where, data=data, device=torch.device("cpu"), seeds=1, say=lambda line: None)
+    return reproduce(small, where, data=data, device=torch.device("cpu"), seeds=1, say=lambda line: None)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from torch import nn
 
 from nullbayes.experiments import find, imagenet, imagenet_page
 from nullbayes.experiments.frame import Missing, Settings, Store
-from nullbayes.experiments.running import perform
+from nullbayes.experiments.running import reproduce
 from nullbayes.experiments.swin import Swin
 from nullbayes.page import Table, Value
 from support.image_folders import make_imagenet, make_places
@@ -48,7 +48,7 @@ def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         find("imagenet"), run=partial(imagenet.run, sizes=TINY), estimate=partial(imagenet.estimate, sizes=TINY)
     )
     where = tmp_path_factory.mktemp("run")
-    return perform(small, where, data=data, device=torch.device("cpu"), seeds=1, say=lambda line: None)
+    return reproduce(small, where, data=data, device=torch.device("cpu"), seeds=1, say=lambda line: None)
 
 
 @pytest.fixture(scope="module")

@@ -9,27 +9,32 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from nullbayes.experiments import frame, toy
+from nullbayes.experiments import find, frame, toy
 from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings, Store, write
-from nullbayes.experiments.running import Mixed, page, perform, reproduce
+from nullbayes.experiments.running import Mixed, page, reproduce
 from nullbayes.page import Page, Section
 from support.processes import ENVIRONMENT
 
 pytestmark = pytest.mark.cpu
 CPU = torch.device("cpu")
 TINY = toy.Sizes(n=12, steps=40, samples=8, points=9)
+SMALL = replace(find("toy"), run=partial(toy.run, sizes=TINY), estimate=partial(toy.estimate, sizes=TINY))
 CHILD = """
 import sys, time
 from pathlib import Path
 import torch
-from nullbayes.experiments import frame, toy
-from nullbayes.experiments.running import perform
+from functools import partial
+from dataclasses import replace
+from nullbayes.experiments import find, toy
+from nullbayes.experiments.running import reproduce
 
 torch.set_num_threads(1)
 
@@ -39,13 +44,14 @@ def say(line):
         time.sleep(600)  # here it is killed
 
 sizes = toy.Sizes(n=12, steps=40, samples=8, points=9)
-perform(toy.experiment(sizes), Path(sys.argv[1]), data=None, device=torch.device("cpu"), seeds=1, say=say)
+small = replace(find("toy"), run=partial(toy.run, sizes=sizes), estimate=partial(toy.estimate, sizes=sizes))
+reproduce(small, Path(sys.argv[1]), data=None, device=torch.device("cpu"), seeds=1, say=say)
 """
 
 
 def run_toy(folder: Path) -> tuple[Results, list[str]]:
     said: list[str] = []
-    where = perform(toy.experiment(TINY), folder, data=None, device=CPU, seeds=1, say=said.append)
+    where = reproduce(SMALL, folder, data=None, device=CPU, seeds=1, say=said.append)
     return json.loads((where / "results.json").read_text()), said
 
 
@@ -174,7 +180,7 @@ def test_one_of_several_processes_cannot_discard_what_the_others_did(tmp_path: P
     with frame.alone(tmp_path / "toy" / "lock", wait=True, shared=True):
         run_toy(tmp_path)  # beside another one
         with pytest.raises(Mixed, match="Another process is at work"):
-            perform(toy.experiment(TINY), tmp_path, data=None, device=CPU, seeds=1, fresh=True, say=lambda line: None)
+            reproduce(SMALL, tmp_path, data=None, device=CPU, seeds=1, fresh=True, say=lambda line: None)
     assert (tmp_path / "toy" / "results.json").is_file()
 
 
@@ -218,7 +224,7 @@ class Noted:
 
     def __call__(self, folder: Path, data: Path | None = None, **options: Any) -> tuple[Results, list[str]]:
         self.done, said = [], list[str]()
-        where = perform(self.experiment, folder, data=data, device=CPU, say=said.append, **options)
+        where = reproduce(self.experiment, folder, data=data, device=CPU, say=said.append, **options)
         return json.loads((where / "results.json").read_text()), said
 
 

@@ -212,7 +212,7 @@ def test_a_fit_that_is_interrupted_while_it_measures_leaves_all_or_nothing(
 
     posterior, fresh = fit_mlp(kind), kind(MLP.build())
     before, alpha, report = posterior.directions, posterior.prior_precision, posterior.report
-    monkeypatch.setattr("nullbayes.posteriors.measure.train_std", interrupted)
+    monkeypatch.setattr("nullbayes.posteriors.measured.train_std", interrupted)
     with pytest.raises(KeyboardInterrupt):
         posterior.extend(3, progress=False)
     assert torch.equal(posterior.directions, before)

@@ -90,7 +90,7 @@ class Baseline(SamplePosterior):
             batch_fn=batch_fn,
             output_fn=output_fn,
         )
-        self._pred_type = self._method.pred_type
+        self._pred_type, self._fewest = self._method.pred_type, self._method.fewest
         self._parameters_chosen = parameters is not None
         self._fitted: Fitted | None = None
 
@@ -189,8 +189,9 @@ class Baseline(SamplePosterior):
         weighs the variance of the samples, or the score of a method that has none.
         """
         method, default = self._method, self._method.default_score(self._likelihood)
-        own = {} if method.own_score is None else {method.own_score: self._own_scores}
-        membership = VARIANCE if VARIANCE in method.scores else None if self._fewest else method.own_score
+        name = method.own_score
+        own = {} if name is None or name in method.of_predictions else {name: self._own_scores}
+        membership = VARIANCE if VARIANCE in method.scores else None if method.fewest else name
         applies = default in own or default in scores_of(self._likelihood)
         calibrated = default if method.scores is not SCORES and applies else COMBINED
         return Scoring(default, method.scores, own, membership, calibrated)

@@ -171,9 +171,7 @@ class LinearizedLaplace(Baseline):
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0, until
-        ``optimize_prior_precision(held_out)`` chooses one); functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+        As for :class:`DiagonalLaplace`.
 
     Examples
     --------
@@ -242,9 +240,7 @@ class LanczosLaplace(Baseline):
         How many numbers may be held, as a multiple of the number of parameters. The paper takes 300 for all methods
         with such a budget.
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0, until
-        ``optimize_prior_precision(held_out)`` chooses one); functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+        As for :class:`DiagonalLaplace`.
 
     Examples
     --------

@@ -38,7 +38,8 @@ class _Outside(Method[LowRank]):
     memory_budget: int = 300
 
     has_prior = False
-    scores = ("local_ensemble",)
+    fewest = 0
+    of_predictions = ()
     own_score = "local_ensemble"
 
     def __post_init__(self) -> None:
@@ -72,11 +73,8 @@ class LocalEnsemble(Baseline):
         The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
     memory_budget : int
         How many eigenvectors of the size of the parameters to find and to hold in memory.
-    parameters, batch_fn, output_fn : optional
-        Which parameters vary, by name (all by default); functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
-    prior_precision : float
-        Leave it out: there is no prior.
+    parameters, batch_fn, output_fn, prior_precision : optional
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------
@@ -92,7 +90,6 @@ class LocalEnsemble(Baseline):
     """
 
     _method = _Outside()
-    _fewest = 0
 
     def __init__(
         self,
@@ -121,7 +118,8 @@ class _SketchedLanczos(Method[Sketched]):
     sketch_size: int | None = None
 
     has_prior = False
-    scores = ("sketched_lanczos",)
+    fewest = 0
+    of_predictions = ()
     own_score = "sketched_lanczos"
 
     def __post_init__(self) -> None:
@@ -197,11 +195,8 @@ class SketchedLanczos(Baseline):
         The number of Lanczos vectors; by default ten thirds of the budget.
     sketch_size : int, optional
         How many numbers each vector is sketched to; by default as many as the rank leaves of the budget.
-    parameters, batch_fn, output_fn : optional
-        Which parameters vary, by name (all by default); functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
-    prior_precision : float
-        Leave it out: there is no prior.
+    parameters, batch_fn, output_fn, prior_precision : optional
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------
@@ -215,7 +210,6 @@ class SketchedLanczos(Baseline):
     """
 
     _method = _SketchedLanczos()
-    _fewest = 0
 
     def __init__(
         self,

@@ -20,7 +20,8 @@ class NetworkItself(Method[Any]):
     """The network as it is: one sample without a variance. Detectors derive from it."""
 
     hessian = has_prior = False
-    scores = OF_MEAN
+    fewest = 1
+    of_predictions = OF_MEAN
 
     def fit(self, context: FitContext) -> Learned[Any]:
         """Learn nothing."""
@@ -64,11 +65,8 @@ class MAP(Baseline):
     ----------
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
-    parameters, batch_fn, output_fn : optional
-        Which parameters vary, by name (all by default); functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
-    prior_precision : float
-        Leave it out: there is no prior.
+    parameters, batch_fn, output_fn, prior_precision : optional
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------
@@ -81,4 +79,3 @@ class MAP(Baseline):
     """
 
     _method = NetworkItself()
-    _fewest = 1

@@ -128,11 +128,8 @@ class DeepEnsemble(Baseline):
     ----------
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
-    parameters, batch_fn, output_fn : optional
-        Which parameters vary, by name (all by default); functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
-    prior_precision : float
-        Leave it out: there is no prior.
+    parameters, batch_fn, output_fn, prior_precision : optional
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------

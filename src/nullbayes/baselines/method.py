@@ -183,8 +183,16 @@ class Method(ABC, Generic[State]):
     has_prior: ClassVar[bool] = True  # deviations depend on the prior precision
     is_laplace: ClassVar[bool] = False  # the state is a curvature, deviations are samples of its Gaussian
     pred_type: ClassVar[str] = "linearized"  # the default
-    scores: ClassVar[tuple[str, ...]] = SCORES  # names; of others than these, the first is the default
-    own_score: ClassVar[str | None] = None  # the one that score_inputs computes
+    fewest: ClassVar[int] = 2  # samples: as many as a variance needs; 1 if they do not vary, 0 if it is only a score
+    of_predictions: ClassVar[tuple[str, ...]] = SCORES  # names of the scores that are computed from its predictions
+    own_score: ClassVar[str | None] = None  # the default; score_inputs computes it if it is not one of those
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """The names of all scores, the method's own first."""
+        if self.own_score is None:
+            return self.of_predictions
+        return (self.own_score, *(name for name in self.of_predictions if name != self.own_score))
 
     @abstractmethod
     def fit(self, context: FitContext) -> Learned[State]:

@@ -21,7 +21,6 @@ from nullbayes.baselines.laplace import Laplace
 from nullbayes.baselines.method import FitContext, LikelihoodLike, Options, Question, check_counts
 from nullbayes.likelihoods import Likelihood
 from nullbayes.linalg.curvature import Curvature, LowRank, nystrom_pairs
-from nullbayes.predictive import SCORES
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class _Sketch(Laplace):
     memory_budget: int = 300
 
     form = LowRank
-    scores = ("scod", *SCORES)
     own_score = "scod"
 
     def __post_init__(self) -> None:
@@ -63,9 +61,7 @@ class SCOD(Baseline):
     memory_budget : int
         How many vectors of the size of the parameters the sketch has, and the memory holds.
     parameters, prior_precision, batch_fn, output_fn : optional
-        Which parameters vary, by name (all by default); the precision of the Gaussian prior (1.0, until
-        ``optimize_prior_precision(held_out)`` chooses one); functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
+        As for :class:`DiagonalLaplace <nullbayes.baselines.DiagonalLaplace>`.
 
     Examples
     --------

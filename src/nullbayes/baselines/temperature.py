@@ -53,11 +53,8 @@ class TemperatureScaling(Baseline):
     ----------
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean: "classification", "binary", "multilabel" or "regression".
-    parameters, batch_fn, output_fn : optional
-        Which parameters vary, which does not matter here; functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
-    prior_precision : float
-        Leave it out: there is no prior.
+    parameters, batch_fn, output_fn, prior_precision : optional
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------
@@ -73,7 +70,6 @@ class TemperatureScaling(Baseline):
     """
 
     _method = _BestTemperature()
-    _fewest = 1
 
     def fit(self, loader: Any, targets: Any = None, n_samples: int = 30, **options: Unpack[FitOptions]) -> Self:
         """Choose the temperature.

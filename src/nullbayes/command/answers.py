@@ -74,10 +74,10 @@ def ask(posterior: Any, loader: list[Any], alpha: float) -> Answers:
     return Answers({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}, prediction.likelihood)
 
 
-def ask_all(posterior: Any, data: Any, alpha: float, *, what: str = "predicting") -> Answers:
+def ask_all(posterior: Any, data: Any, alpha: float) -> Answers:
     """Return what a posterior says about all data, with a progress bar on a terminal."""
     parts, wrapped = list[Answers](), Given if is_given(data) else list
-    for batch in shown(batches(data), what):
+    for batch in shown(batches(data), "predicting"):
         if not parts and posterior.calibration is not None:
             posterior.is_ood(wrapped([take(batch, slice(0, 1))]), alpha)  # refuses an alpha that means nothing
         parts.append(ask(posterior, wrapped([batch]), alpha))

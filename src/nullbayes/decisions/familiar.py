@@ -7,7 +7,8 @@ so that a file can tell whether a network with the same parameters is the same f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -16,26 +17,64 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nullbayes.decisions.probe import Probe, make_probe
-from nullbayes.errors import DataError, FileError, ModelError, SettingsError, warn
-from nullbayes.jacobian.batches import input_checksums, leaves, named_leaves, with_leaves
+from nullbayes.errors import DataError, FileError, ModelError, SettingsError
+from nullbayes.jacobian.batches import leaves, n_examples, named_leaves, with_leaves
+from nullbayes.jacobian.checks import SHIFTS, rounded_parameters
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
-from nullbayes.limits import OutOfMemory
+from nullbayes.limits import OutOfMemory, is_out_of_memory
 from nullbayes.linalg.spectral import eigh
+from nullbayes.precision import full_precision
 
 NEIGHBOURS = (1, 10, 50)
 _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
 _MOST_COLUMNS = 1024  # of a table
 _MOST_DIRECTIONS = 2048  # examples from which the principal directions of wider features are found
-_CHANCE = 0.05  # of the inputs may be training inputs without a warning
-_TIMES = 4.0  # as many pairs of equal inputs as expected are no chance
 _SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
 _ROUNDING = 1e-7  # of a squared distance in float32
 _TABLE, _COUNT = "table.", "tables"  # names in a file: of the tensors of rows, with a number, and how many there are
 _PROBE, _OUTPUTS = "probe.", "outputs"  # and a place in the inputs: names of the tensors of a probe
+_PROBED, _NUMBERS, _ANSWERS = 4, 2**16, 2**12  # inputs of a probe; their numbers together; outputs of each
+_OF_SPREAD, _OF_SIZE, _COARSE = 1e-3, 1e-5, 5e-2  # by which outputs may differ on another machine; in half precision
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A few training inputs with the outputs of the network, which tell its function.
+
+    Attributes
+    ----------
+    inputs : mapping of str to Tensor (n, ...)
+        The tensors of the inputs on the CPU, by their places as JSON: names in mappings, numbers in tuples.
+    outputs : Tensor (n, k)
+        Some of the outputs, on the CPU.
+    """
+
+    inputs: Mapping[str, Tensor]
+    outputs: Tensor
+
+    def check(self, network: Network) -> None:
+        """Refuse a network that is another function."""
+        try:
+            found = _answers(network, self.inputs)
+        except Exception as error:
+            msg = f"The model does not take the inputs that the posterior was fitted to: {error}"
+            raise FileError(msg) from error
+        known = self.outputs.double()
+        coarse = any(torch.equal(known.to(kind).double(), known) for kind in (torch.float16, torch.bfloat16))
+        share = _COARSE if coarse else _OF_SPREAD  # a model may compute in half precision
+        limit = share * float(known.max() - known.min()) + _OF_SIZE * float(known.abs().max())
+        if found.shape == known.shape and not float((found.double() - known).abs().max()) <= limit:
+            rounded = _answers(network, self.inputs, rounded_parameters(network.whole)).double()
+            limit += SHIFTS * float((rounded - found.double()).abs().max())  # where large numbers cancel
+        if found.shape != known.shape or not float((found.double() - known).abs().max()) <= limit:
+            msg = (
+                "The model has the parameters that the posterior was fitted to, and computes something else: build it "
+                "with the same layers and activations, and pass the same output_fn."
+            )
+            raise FileError(msg)
 
 
 @dataclass(frozen=True)
@@ -133,7 +172,7 @@ class Familiar:
         About as many new inputs are equal to a training input by chance (Good 1953): none for photographs, many for a
         table of a few categories.
         """
-        return _repeated(self.sums)
+        return repeated_share(self.sums)
 
     def seen_in(self, sums: Tensor) -> Tensor:  # (n,) -> bool (n,)
         """Return which inputs, given by their checksums, were training inputs."""
@@ -164,62 +203,7 @@ def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
     return Familiar(layer, features, join(examples.input_sums), table, probe=probe)
 
 
-def watched(
-    pieces: Iterable[tuple[Any, Tensor]], familiar: Familiar | None, purpose: str, sums: list[Tensor] | None = None
-) -> Iterator[tuple[Any, Tensor]]:
-    """Pass inputs and targets on, and warn at the end if many of the inputs were training inputs.
-
-    Their checksums are added to ``sums``.
-    """
-    total = seen = 0
-    for x, y in pieces:
-        yield x, y
-        total += len(y)
-        if familiar is not None:
-            found = input_checksums(x, len(y))
-            seen += int(familiar.seen_in(found).sum())
-            if sums is not None:
-                sums.append(found)
-    if familiar is not None and seen > max(_CHANCE, 2.0 * familiar.repeated) * total:
-        warn(f"{seen:,} of the {total:,} inputs are training data: {purpose}. Pass data that were not trained on.")
-
-
-def warn_of_tuned(familiar: Familiar | None, sums: Tensor) -> None:  # (n,)
-    """Warn if many of the inputs that are to calibrate, given by their checksums, have tuned the posterior before."""
-    if familiar is None or familiar.tuned is None:
-        return
-    seen = int(torch.isin(sums, familiar.tuned).sum())
-    if seen > max(_CHANCE, 2.0 * familiar.repeated) * len(sums):
-        warn(
-            f"{seen:,} of the {len(sums):,} held-out inputs have chosen the precision or the temperature before, which "
-            "suit them better than new data, so that decisions are wrong more often than alpha says. Split the "
-            "held-out data: tune with one part, and calibrate with the other."
-        )
-
-
-def warn_of_copies(familiar: Familiar | None, sums: Tensor) -> None:  # (n,)
-    """Warn if held-out inputs, given by their checksums, are equal to one another more often than chance makes them.
-
-    Pairs of two held-out, of two training inputs, and of one of each are equal with the same probability, if all were
-    drawn alike: none of photographs, many of a table of a few categories.
-    """
-    if familiar is None or _repeated(sums) <= _CHANCE:
-        return
-    values, counts = sums.unique(return_counts=True)
-    known, times = familiar.sums.unique(return_counts=True)
-    shared = torch.isin(values, known), torch.isin(known, values)  # both in ascending order
-    across = int((counts[shared[0]] * times[shared[1]]).sum())
-    n, m, pairs = len(sums), len(familiar.sums), int((counts * (counts - 1)).sum()) / 2
-    chance = (int((times * (times - 1)).sum()) / 2 + across) / (m * (m - 1) / 2 + m * n)
-    if pairs > _TIMES * chance * n * (n - 1) / 2:
-        warn(
-            f"{n - len(values):,} of the {n:,} held-out inputs are copies of others, and training inputs are not "
-            "repeated as often. Copies say nothing new, so that decisions are wrong more often than alpha says. Pass "
-            "each example once: no oversampling, no sampler that draws with replacement."
-        )
-
-
-def _repeated(sums: Tensor) -> float:  # (n,)
+def repeated_share(sums: Tensor) -> float:  # (n,)
     """Return the share of inputs, given by their checksums, that occur more than once."""
     counts = sums.unique(return_counts=True)[1]
     return 1.0 - float((counts == 1).sum()) / len(sums)
@@ -250,6 +234,60 @@ def _features(reader: FeatureReader, first: Any, examples: Examples, size: int) 
     """Return the features of as many examples as are remembered, evenly spaced over all."""
     most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), examples.n_all)
     return reader.some(examples, _spaced(examples, most), size)
+
+
+def make_probe(network: Network, x: Any) -> Probe | None:
+    """Return a few inputs with their outputs, if they are small and made of tensors with an entry per example."""
+    found = _places(x, [])
+    if not found or any(leaf is None or leaf.is_complex() for leaf in found.values()):
+        return None
+    parts = {place: leaf for place, leaf in sorted(found.items()) if leaf is not None}
+    few = min(_PROBED, _NUMBERS // max(1, sum(leaf[:1].numel() for leaf in parts.values())))
+    step = max(1, n_examples(x) // max(1, few))
+    inputs = {place: leaf[::step][:few].cpu().clone() for place, leaf in parts.items()}
+    try:
+        outputs = _answers(network, inputs) if few else None
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return None  # a network that does not take so few examples
+    return None if outputs is None or not bool(torch.isfinite(outputs).all()) else Probe(inputs, outputs)
+
+
+def _places(x: Any, path: list[Any]) -> dict[str, Tensor | None]:
+    """Return the tensors of inputs by their places, and None for what is no tensor with an entry per example."""
+    if isinstance(x, Mapping) and x and all(isinstance(name, str) for name in x):
+        entries: Iterable[tuple[Any, Any]] = x.items()
+    elif isinstance(x, (tuple, list)) and x:
+        entries = enumerate(x)
+    else:
+        return {json.dumps(path): x if isinstance(x, Tensor) and x.ndim else None}
+    return {place: leaf for key, part in entries for place, leaf in _places(part, [*path, key]).items()}
+
+
+@full_precision()
+def _answers(network: Network, inputs: Mapping[str, Tensor], theta: Tensor | None = None) -> Tensor:  # (n, k)
+    """Return some of the outputs of a network for the inputs of a probe, with its own or with other parameters."""
+    tree: dict[Any, Any] = {}
+    for place, leaf in inputs.items():
+        path: list[Any] = [None, *json.loads(place)]
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+        node[path[-1]] = leaf.to(network.device)
+    x = _inputs(tree[None])
+    with torch.no_grad():
+        outputs = network.outputs(x) if theta is None else network.whole(theta, x)
+    outputs = outputs.reshape(len(outputs), -1)
+    return outputs[:, :: -(-outputs.shape[1] // _ANSWERS)].cpu()
+
+
+def _inputs(tree: Any) -> Any:
+    """Return inputs from their tensors by place."""
+    if isinstance(tree, Tensor):
+        return tree
+    parts = {key: _inputs(part) for key, part in tree.items()}
+    return tuple(parts[i] for i in range(len(parts))) if all(isinstance(key, int) for key in parts) else parts
 
 
 def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:

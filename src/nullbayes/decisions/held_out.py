@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nullbayes.decisions import answers, statistics
-from nullbayes.decisions.familiar import warn_of_copies, warn_of_tuned
-from nullbayes.decisions.posterior import Posterior, need_familiar
+from nullbayes.decisions.overlap import OVERLAP, check_overlap, check_repeated, unseen, warn_of_copies, warn_of_tuned
+from nullbayes.decisions.posterior import Posterior
 from nullbayes.errors import DataError, warn
 from nullbayes.jacobian.batches import (
     BatchFn,
@@ -33,10 +33,8 @@ COMBINED = "combined"
 _LEAST = 40  # held-out examples: half of them are ranked, and twenty can tell five per cent
 _MOST_LEARNED = 1000  # held-out examples that weights are learned from
 _PER_KIND = 250  # strangers of each kind
-_ERRORS = 3.0  # standard errors within which a share of training inputs is that of chance
 _FAR = 20.0  # standard deviations by which half of the targets are away from their predictions
 _OF_POSITIONS = ("max_variance", "mutual_information", "entropy", "energy", "generalized_entropy")
-_OVERLAP = 0.01  # of the held-out examples may be training inputs, and more by chance, which are then left out
 
 
 @dataclass
@@ -131,9 +129,9 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
         n = n_examples(x)
         drawn = torch.rand(n, generator=split, dtype=torch.float64, device="cpu")
         sums.append(input_checksums(x, n))
-        new = _unseen(posterior, sums[-1])
+        new = unseen(posterior, sums[-1])
         overlap += int((~new).sum())
-        if repeated > _OVERLAP:  # new inputs are often equal to training inputs, and are still new
+        if repeated > OVERLAP:  # new inputs are often equal to training inputs, and are still new
             new = torch.ones_like(new)
         if not bool(new.any()):
             continue
@@ -153,11 +151,11 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
             guesses.add(posterior.likelihood, prediction.mean, y)
         positions.append(position_scores(posterior, prediction, position_kinds(posterior, kind), of_scores))
     count = sum(map(len, keys))
-    if repeated > _OVERLAP:
-        _check_repeated(posterior, count, overlap, repeated)
+    if repeated > OVERLAP:
+        check_repeated(posterior, count, overlap, repeated)
         given = count
     else:
-        _check_overlap(posterior, count, overlap)
+        check_overlap(posterior, count, overlap)
         given = count + overlap  # a row that occurs twice, once on each side, is no reason to refuse all others
     if given < _LEAST:
         msg = f"There are {count} held-out examples: calibrate needs at least {_LEAST}, and a thousand are better."
@@ -172,13 +170,6 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
         _finite(torch.cat(columns), kind), found_errors, _joined(positions), torch.cat(keys),
         pool.joined(min(_PER_KIND, _MOST_LEARNED, count // 2)),
     )  # fmt: skip
-
-
-def _unseen(posterior: Posterior, sums: Tensor) -> Tensor:  # (n,) -> bool (n,)
-    """Return which inputs, given by their checksums, are no training inputs."""
-    if posterior._familiar is None:
-        return torch.ones_like(sums, dtype=torch.bool)
-    return ~posterior._familiar.seen_in(sums)
 
 
 def _at(x: Any, where: Tensor) -> Any:
@@ -196,28 +187,6 @@ def _finite(columns: Tensor, kind: str) -> Tensor:
     return columns
 
 
-def _check_overlap(posterior: Posterior, n: int, overlap: int) -> None:
-    """Refuse held-out data with many training inputs; ``n`` others are left."""
-    usual = _OVERLAP * (n + overlap)
-    if overlap > usual + _ERRORS * usual**0.5:  # of few examples, one or two that occur twice are more than the share
-        raise DataError(_training_data(posterior, n + overlap, overlap))
-    if overlap:
-        warn(f"{overlap:,} of the {n + overlap:,} held-out inputs are training data; they were left out.")
-
-
-def _check_repeated(posterior: Posterior, n: int, overlap: int, repeated: float) -> None:
-    """Refuse held-out data that hold more training inputs than by chance, where training inputs repeat."""
-    error = 0.5 / max(1, n) ** 0.5 + 0.5 / len(need_familiar(posterior).sums) ** 0.5  # standard errors, at most
-    if overlap > (repeated + _ERRORS * error) * n:
-        raise DataError(_training_data(posterior, n, overlap))
-    if overlap:
-        warn(
-            f"{overlap:,} of the {n:,} held-out inputs are equal to training inputs. They are kept, because "
-            f"{repeated:.0%} of the training inputs are equal to one another, so that new inputs are often equal to "
-            "training inputs, too. If they are the training data, calibrate with other data."
-        )
-
-
 def _check_distances(errors: Tensor) -> None:  # (n,) or (n, O), in standard deviations
     """Warn of numbers that are so far from their predictions that they are in other units."""
     usual = float(errors.nanmedian(0).values.max())
@@ -226,13 +195,6 @@ def _check_distances(errors: Tensor) -> None:  # (n,) or (n, O), in standard dev
             f"Half of the held-out targets are more than {usual:.3g} standard deviations away from their predictions, "
             "and intervals will be as wide. Are inputs and targets scaled as in training?"
         )
-
-
-def _training_data(posterior: Posterior, n: int, overlap: int) -> str:
-    return (
-        f"{overlap:,} of the {n:,} held-out inputs are training data of {type(posterior).__name__}. A network is more "
-        "certain of these than of new inputs: calibrate with data that it was not trained on."
-    )
 
 
 def _errors_of(

@@ -8,25 +8,19 @@ are many where there are fewer examples than features. It is applied as a whiten
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nullbayes.baselines.method import LikelihoodLike, Options
-from nullbayes.detectors.features import Detector, FeatureScore, Tensors, Training, groups
+from nullbayes.detectors.features import WIDE, Detector, FeatureScore, Tensors, Training, groups, moments
 from nullbayes.errors import DataError
 from nullbayes.jacobian.features import Head, Seen
 from nullbayes.linalg.spectral import eigh, relative_cutoff
-from nullbayes.predictive import OF_MEAN
-
-_ROWS = 8192  # examples whose features are in float64 at a time
 
 
 @dataclass(frozen=True)
 class _ClassDistance(FeatureScore):
     layout = {"centre": "d", "means": "kr", "whitening": "dr"}  # noqa: RUF012 - a constant
-    scores = ("mahalanobis", *OF_MEAN)
     own_score = "mahalanobis"
 
     def learn(self, training: Training, head: Head | None) -> dict[str, Tensor]:
@@ -39,7 +33,6 @@ class _ClassDistance(FeatureScore):
 @dataclass(frozen=True)
 class _RelativeDistance(FeatureScore):
     layout = {"centre": "d", "means": "kr", "whitening": "dr", "background": "db"}  # noqa: RUF012 - a constant
-    scores = ("relative_mahalanobis", *OF_MEAN)
     own_score = "relative_mahalanobis"
 
     def learn(self, training: Training, head: Head | None) -> dict[str, Tensor]:
@@ -56,7 +49,7 @@ def _class_gaussians(training: Training) -> dict[str, Tensor]:
     """Return the mean of all features, and the whitened means of the classes that occur, relative to it."""
     index, counts = groups(training.classes)
     means = training.features.new_zeros(len(counts), training.features.shape[1], dtype=torch.float64)
-    for some, places in zip(training.features.split(_ROWS), index.split(_ROWS), strict=True):
+    for some, places in zip(training.features.split(WIDE), index.split(WIDE), strict=True):
         means.index_add_(0, places, some.double())
     centre = means.sum(0) / len(index)
     means /= counts[:, None]
@@ -66,11 +59,7 @@ def _class_gaussians(training: Training) -> dict[str, Tensor]:
 
 def _whitening(features: Tensor, means: Tensor, index: Tensor) -> Tensor:  # (N, d), (k, d), (N,) -> (d, r)
     """Return a root of the pseudo-inverse of the covariance of features around means."""
-    moments = means.new_zeros(means.shape[1], means.shape[1])
-    for some, places in zip(features.split(_ROWS), index.split(_ROWS), strict=True):
-        apart = some.double() - means[places]
-        moments += apart.T @ apart
-    values, vectors = eigh(moments / len(features))
+    values, vectors = eigh(moments(features, means, index) / len(features))
     kept = values > max(float(values[-1]), 0.0) * relative_cutoff(len(values), features.dtype)
     if not bool(kept.any()):
         msg = "The training features of each class are all the same: a covariance needs several examples per class."
@@ -98,11 +87,8 @@ class Mahalanobis(Detector):
     features : str, optional
         The name of the layer whose inputs are the features, as in ``model.named_modules()``; the last linear layer or
         convolution by default.
-    parameters, batch_fn, output_fn : optional
-        Which parameters vary, which does not matter here; functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
-    prior_precision : float
-        Leave it out: there is no prior.
+    parameters, batch_fn, output_fn, prior_precision : optional
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Notes
     -----
@@ -121,17 +107,6 @@ class Mahalanobis(Detector):
 
     _method = _ClassDistance()
 
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: LikelihoodLike = "classification",
-        *,
-        features: str | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(model, likelihood, **options)
-        self._method = _ClassDistance(features)
-
 
 class RelativeMahalanobis(Detector):
     r"""The Mahalanobis distance to the nearest class mean, minus that to the mean of all (Ren et al. 2021).
@@ -141,14 +116,8 @@ class RelativeMahalanobis(Detector):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", with outputs (n, C).
-    features : str, optional
+    model, likelihood, features, parameters, batch_fn, output_fn, prior_precision
         As for :class:`Mahalanobis`.
-    parameters, batch_fn, output_fn : optional
-        As for :class:`Mahalanobis`.
-    prior_precision : float
-        Leave it out: there is no prior.
 
     Examples
     --------
@@ -161,14 +130,3 @@ class RelativeMahalanobis(Detector):
     """
 
     _method = _RelativeDistance()
-
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: LikelihoodLike = "classification",
-        *,
-        features: str | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(model, likelihood, **options)
-        self._method = _RelativeDistance(features)

@@ -6,17 +6,18 @@ named tensors, and in ``score`` how it scores new inputs. A public class derived
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.map_estimate import NetworkItself
-from nullbayes.baselines.method import FitContext, Learned, Question
+from nullbayes.baselines.method import FitContext, Learned, LikelihoodLike, Options, Question
 from nullbayes.errors import DataError, LikelihoodError, ModelError, SettingsError
 from nullbayes.jacobian.features import FEW, FeatureReader, Head, Seen, find_last_layer
 from nullbayes.jacobian.network import Network
@@ -25,6 +26,7 @@ from nullbayes.precision import full_precision
 from nullbayes.predictive import stream
 
 Tensors = Mapping[str, Tensor]
+WIDE = 8192  # examples whose features are in float64 at a time
 
 
 @dataclass(frozen=True)
@@ -140,11 +142,24 @@ class Detector(Baseline):
     ----------
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean.
+    features : str, optional
+        The name of the layer whose inputs are the features.
     parameters, prior_precision, batch_fn, output_fn : optional
         As for :class:`Baseline <nullbayes.baselines.Baseline>`.
     """
 
-    _fewest = 1
+    _method: FeatureScore
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: LikelihoodLike = "classification",
+        *,
+        features: str | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__(model, likelihood, **options)
+        self._method = dataclasses.replace(self._method, features=features)
 
     def _header(self) -> dict[str, Any]:
         """Add the name of the layer that was found to the settings."""
@@ -203,6 +218,15 @@ def fitting(tensors: Tensors, layout: Mapping[str, str], sizes: Mapping[str, int
         if not fits or not found[name].is_floating_point() or not bool(torch.isfinite(found[name]).all()):
             msg = f"{name} of shape {tuple(shape)}"
             raise ValueError(msg)
+    return found
+
+
+def moments(features: Tensor, means: Tensor, index: Tensor) -> Tensor:  # (N, d), (k, d), (N,) -> (d, d)
+    """Return the sum of the outer products of features around means, each around that of its index, in float64."""
+    found = means.new_zeros(means.shape[1], means.shape[1])
+    for some, places in zip(features.split(WIDE), index.split(WIDE), strict=True):
+        apart = some.double() - means[places]
+        found += apart.T @ apart
     return found
 
 

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from nullbayes.baselines.base import Baseline
 from nullbayes.baselines.map_estimate import NetworkItself
-from nullbayes.baselines.method import FitContext, Learned, LikelihoodLike, Options, Question, rows_at
+from nullbayes.baselines.method import FitContext, Learned, LikelihoodLike, Options, Question
 from nullbayes.detectors.features import check_classes, check_fraction, classes_of, counting, fitting, groups
 from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.network import Network
 from nullbayes.linalg.spectral import eigh, relative_cutoff
 from nullbayes.precision import full_precision
-from nullbayes.predictive import OF_MEAN
 
 OUTPUTS = ("sum", "max")
 _AT_ONCE = 1024  # examples
@@ -42,7 +41,6 @@ class _ClassGradients(NetworkItself):
     share: float = 0.99
     output: str = "sum"
 
-    scores = ("gradpca", *OF_MEAN)
     own_score = "gradpca"
 
     def __post_init__(self) -> None:
@@ -111,10 +109,6 @@ class _ClassGradients(NetworkItself):
         outside = apart - apart @ state.basis.T @ state.basis
         return outside.square().sum(1) / apart.square().sum(1).clamp_min(torch.finfo(apart.dtype).tiny)
 
-    def score_inputs(self, state: _Subspace, question: Question) -> Tensor:  # (N,)
-        """Return the score of each input, from the gradients of a few at a time."""
-        return torch.cat([self.score_rows(state, rows, part) for part, rows in rows_at(question)])
-
     def tensors(self, state: _Subspace) -> dict[str, Tensor]:
         """Return the directions and the mean."""
         return {"basis": state.basis, "mean": state.mean}
@@ -178,7 +172,6 @@ class GradPCA(Baseline):
     """
 
     _method = _ClassGradients()
-    _fewest = 1
 
     def __init__(
         self,

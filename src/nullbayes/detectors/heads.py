@@ -10,19 +10,19 @@ from torch import Tensor, nn
 
 from nullbayes.baselines.method import LikelihoodLike, Options, check_counts
 from nullbayes.detectors.features import (
+    WIDE,
     Detector,
     FeatureScore,
     Tensors,
     Training,
     check_fraction,
     energy,
+    moments,
 )
 from nullbayes.errors import DataError, SettingsError
 from nullbayes.jacobian.features import Head, Seen
 from nullbayes.linalg.spectral import eigh, relative_cutoff
-from nullbayes.predictive import OF_MEAN
 
-_ROWS = 8192  # examples whose features are in float64 at a time
 _MOST = 50_000  # training examples that a quantile is taken of
 
 
@@ -32,7 +32,6 @@ class _VirtualLogit(FeatureScore):
 
     needs_head = True
     layout = {"origin": "d", "rest": "dr", "scale": ""}  # noqa: RUF012 - a constant
-    scores = ("vim", *OF_MEAN)
     own_score = "vim"
 
     def __post_init__(self) -> None:
@@ -42,11 +41,8 @@ class _VirtualLogit(FeatureScore):
     def learn(self, training: Training, head: Head | None) -> dict[str, Tensor]:
         assert head is not None
         origin = -torch.linalg.pinv(head.weight.double()) @ head.bias.double()
-        moments = torch.zeros_like(origin).expand(len(origin), -1).clone()
-        for some in training.features.split(_ROWS):
-            centred = some.double() - origin
-            moments += centred.T @ centred
-        values, vectors = eigh(moments)  # ascending
+        around = moments(training.features, origin[None], torch.zeros_like(training.classes))
+        values, vectors = eigh(around)  # ascending
         rank = int((values > values[-1] * relative_cutoff(len(values), training.features.dtype)).sum())
         kept = _principal(rank) if self.directions is None else self.directions
         if kept >= rank:
@@ -56,7 +52,7 @@ class _VirtualLogit(FeatureScore):
             )
             raise SettingsError(msg)
         rest = vectors[:, : len(values) - kept]
-        lengths = [((some.double() - origin) @ rest).norm(dim=1).sum() for some in training.features.split(_ROWS)]
+        lengths = [((some.double() - origin) @ rest).norm(dim=1).sum() for some in training.features.split(WIDE)]
         scale = training.outputs.double().amax(1).sum() / torch.stack(lengths).sum()
         return {"origin": origin, "rest": rest.contiguous(), "scale": scale}
 
@@ -89,11 +85,8 @@ class ViM(Detector):
         features vary: 1,000 if r is at least 2,048, 512 if it is at least 768, else r/2.
     features : str, optional
         The name of the last linear layer, whose inputs are the features; by default it is found.
-    parameters, batch_fn, output_fn : optional
-        Which parameters vary, which does not matter here; functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
-    prior_precision : float
-        Leave it out: there is no prior.
+    parameters, batch_fn, output_fn, prior_precision : optional
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------
@@ -128,7 +121,6 @@ class _Clipped(FeatureScore):
     needs_head = True
     most = _MOST
     layout = {"limit": ""}  # noqa: RUF012 - a constant
-    scores = ("react", *OF_MEAN)
     own_score = "react"
 
     def __post_init__(self) -> None:
@@ -157,17 +149,10 @@ class ReAct(Detector):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", with outputs (n, C). It must end in a linear
-        layer.
+    model, likelihood, features, parameters, batch_fn, output_fn, prior_precision
+        As for :class:`ViM`.
     quantile : float
         The share of the training features that are not clipped.
-    features : str, optional
-        As for :class:`ViM`.
-    parameters, batch_fn, output_fn : optional
-        As for :class:`ViM`.
-    prior_precision : float
-        Leave it out: there is no prior.
 
     Examples
     --------
@@ -200,7 +185,6 @@ class _Scaled(FeatureScore):
 
     needs_head = True
     needs_data = False
-    scores = ("scale", *OF_MEAN)
     own_score = "scale"
 
     def __post_init__(self) -> None:
@@ -226,17 +210,10 @@ class SCALE(Detector):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", with outputs (n, C). It must end in a linear
-        layer.
+    model, likelihood, features, parameters, batch_fn, output_fn, prior_precision
+        As for :class:`ViM`.
     percentile : float
         The share of the features of an input that are not among the largest.
-    features : str, optional
-        As for :class:`ViM`.
-    parameters, batch_fn, output_fn : optional
-        As for :class:`ViM`.
-    prior_precision : float
-        Leave it out: there is no prior.
 
     Examples
     --------
@@ -267,7 +244,6 @@ class SCALE(Detector):
 class _BoundaryDistance(FeatureScore):
     needs_head = True
     layout = {"mean": "d", "lengths": "cc"}  # noqa: RUF012 - a constant
-    scores = ("fdbd", *OF_MEAN)
     own_score = "fdbd"
 
     def learn(self, training: Training, head: Head | None) -> dict[str, Tensor]:
@@ -294,15 +270,8 @@ class FDBD(Detector):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", with outputs (n, C). It must end in a linear
-        layer.
-    features : str, optional
+    model, likelihood, features, parameters, batch_fn, output_fn, prior_precision
         As for :class:`ViM`.
-    parameters, batch_fn, output_fn : optional
-        As for :class:`ViM`.
-    prior_precision : float
-        Leave it out: there is no prior.
 
     Examples
     --------
@@ -315,14 +284,3 @@ class FDBD(Detector):
     """
 
     _method = _BoundaryDistance()
-
-    def __init__(
-        self,
-        model: nn.Module,
-        likelihood: LikelihoodLike = "classification",
-        *,
-        features: str | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__(model, likelihood, **options)
-        self._method = _BoundaryDistance(features)

@@ -12,12 +12,7 @@ from nullbayes.baselines.map_estimate import NetworkItself
 from nullbayes.baselines.method import FitContext, Learned, LikelihoodLike, Options, check_counts
 from nullbayes.detectors.features import check_fraction
 from nullbayes.errors import LikelihoodError
-from nullbayes.predictive import OF_MEAN, Mask, Prediction, score, warn_of_padding
-
-
-def _first(own: str) -> tuple[str, ...]:
-    """Return the scores of outputs, beginning with that of the detector."""
-    return (own, *(name for name in OF_MEAN if name != own))
+from nullbayes.predictive import Mask, Prediction, score, warn_of_padding
 
 
 @dataclass(frozen=True)
@@ -35,17 +30,17 @@ class _OfLogits(NetworkItself):
 
 @dataclass(frozen=True)
 class _MaxProbability(_OfLogits):
-    scores = _first("max_probability")
+    own_score = "max_probability"
 
 
 @dataclass(frozen=True)
 class _MaxLogit(_OfLogits):
-    scores = _first("max_logit")
+    own_score = "max_logit"
 
 
 @dataclass(frozen=True)
 class _Energy(_OfLogits):
-    scores = _first("energy")
+    own_score = "energy"
 
 
 @dataclass(frozen=True)
@@ -53,7 +48,7 @@ class _GeneralizedEntropy(_OfLogits):
     gamma: float = 0.1
     largest: int = 100
 
-    scores = _first("generalized_entropy")
+    own_score = "generalized_entropy"
 
     def __post_init__(self) -> None:
         check_fraction("gamma", self.gamma)
@@ -70,11 +65,8 @@ class MSP(Baseline):
     ----------
     model, likelihood : nn.Module, str
         The trained network, and what its outputs mean: "classification", "binary" or "multilabel".
-    parameters, batch_fn, output_fn : optional
-        Which parameters vary, which does not matter here; functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
-    prior_precision : float
-        Leave it out: there is no prior.
+    parameters, batch_fn, output_fn, prior_precision : optional
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------
@@ -87,7 +79,6 @@ class MSP(Baseline):
     """
 
     _method = _MaxProbability()
-    _fewest = 1
 
 
 class MaxLogit(Baseline):
@@ -95,12 +86,8 @@ class MaxLogit(Baseline):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "binary" or "multilabel".
-    parameters, batch_fn, output_fn : optional
+    model, likelihood, parameters, batch_fn, output_fn, prior_precision
         As for :class:`MSP`.
-    prior_precision : float
-        Leave it out: there is no prior.
 
     Examples
     --------
@@ -113,7 +100,6 @@ class MaxLogit(Baseline):
     """
 
     _method = _MaxLogit()
-    _fewest = 1
 
 
 class Energy(Baseline):
@@ -123,12 +109,8 @@ class Energy(Baseline):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "binary" or "multilabel".
-    parameters, batch_fn, output_fn : optional
+    model, likelihood, parameters, batch_fn, output_fn, prior_precision
         As for :class:`MSP`.
-    prior_precision : float
-        Leave it out: there is no prior.
 
     Examples
     --------
@@ -141,7 +123,6 @@ class Energy(Baseline):
     """
 
     _method = _Energy()
-    _fewest = 1
 
 
 class GEN(Baseline):
@@ -149,16 +130,12 @@ class GEN(Baseline):
 
     Parameters
     ----------
-    model, likelihood : nn.Module, str
-        The trained network, and what its outputs mean: "classification", "binary" or "multilabel".
+    model, likelihood, parameters, batch_fn, output_fn, prior_precision
+        As for :class:`MSP`.
     gamma : float
         The exponent, between 0 and 1. Small ones make small differences from certainty count.
     largest : int
         How many of the largest probabilities count.
-    parameters, batch_fn, output_fn : optional
-        As for :class:`MSP`.
-    prior_precision : float
-        Leave it out: there is no prior.
 
     Examples
     --------
@@ -171,7 +148,6 @@ class GEN(Baseline):
     """
 
     _method = _GeneralizedEntropy()
-    _fewest = 1
 
     def __init__(
         self,

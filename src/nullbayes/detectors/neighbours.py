@@ -12,7 +12,6 @@ from torch.nn.functional import normalize
 from nullbayes.baselines.method import LikelihoodLike, Options, check_counts
 from nullbayes.detectors.features import Detector, FeatureScore, Tensors, Training, energy
 from nullbayes.jacobian.features import Head, Seen
-from nullbayes.predictive import OF_MEAN
 
 _MOST = 50_000  # training examples to compare with
 _ROWS = 1024  # inputs whose similarities with all of them are in memory at a time
@@ -25,7 +24,6 @@ class _Nearest(FeatureScore):
     needs_classes = False
     most = _MOST
     layout = {"bank": "nd"}  # noqa: RUF012 - a constant
-    scores = ("knn", *OF_MEAN)
     own_score = "knn"
 
     def __post_init__(self) -> None:
@@ -59,11 +57,8 @@ class KNN(Detector):
     features : str, optional
         The name of the layer whose inputs are the features, as in ``model.named_modules()``; the last linear layer or
         convolution by default.
-    parameters, batch_fn, output_fn : optional
-        Which parameters vary, which does not matter here; functions that read batches and outputs. See
-        :class:`Baseline <nullbayes.baselines.Baseline>` for details.
-    prior_precision : float
-        Leave it out: there is no prior.
+    parameters, batch_fn, output_fn, prior_precision : optional
+        As for :class:`Baseline <nullbayes.baselines.Baseline>`; leave the last one out, because there is no prior.
 
     Examples
     --------
@@ -96,7 +91,6 @@ class _Guided(FeatureScore):
 
     most = _MOST
     layout = {"bank": "nd"}  # noqa: RUF012 - a constant
-    scores = ("nnguide", *OF_MEAN)
     own_score = "nnguide"
 
     def __post_init__(self) -> None:
@@ -125,12 +119,8 @@ class NNGuide(Detector):
         The trained network, and what its outputs mean: "classification", with outputs (n, C).
     k : int
         The number of neighbours; all of them, if there are fewer examples.
-    features : str, optional
+    features, parameters, batch_fn, output_fn, prior_precision : optional
         As for :class:`KNN`.
-    parameters, batch_fn, output_fn : optional
-        As for :class:`KNN`.
-    prior_precision : float
-        Leave it out: there is no prior.
 
     Examples
     --------

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+
+from nullbayes.experiments.text import train_words
 
 ADAPTERS = ("*.lora_down.*", "*.lora_up.*")  # names of their parameters
 _PROJECTIONS = ("query", "value")  # which get an adapter
@@ -73,10 +74,4 @@ def tune_adapters(model: nn.Module, x: dict[str, Tensor], y: Tensor, epochs: int
     """Train adapters and head with AdamW, and nothing else, with the global generator."""
     free = [value for name, value in model.named_parameters() if "lora_" in name or name.startswith("head.")]
     optimizer = torch.optim.AdamW(free, lr=2e-3, weight_decay=0.01)
-    model.train()
-    for _ in range(epochs):
-        for batch in torch.randperm(len(y)).to(y.device).split(64):
-            optimizer.zero_grad()
-            cross_entropy(model(**{name: part[batch] for name, part in x.items()}), y[batch]).backward()
-            optimizer.step()
-    return model.eval()
+    return train_words(model, optimizer, x, y, epochs)

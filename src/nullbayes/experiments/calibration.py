@@ -69,19 +69,9 @@ class Sizes:
 FULL, QUICK = Sizes(), Sizes(n=800, epochs=60, test=800, samples=20)
 
 
-def experiment(sizes: Sizes | None = None) -> Experiment:
-    """Return the experiment, with sizes other than its own if they are given."""
-
-    def chosen(settings: Settings) -> Sizes:
-        return sizes or (QUICK if settings.quick else FULL)
-
-    return Experiment(
-        "calibration", "Is the loss-projected posterior calibrated better, and do misclassified examples do it?", NAMES,
-        lambda settings: _estimate(settings, chosen(settings)), lambda settings: run(settings, chosen(settings)), page,
-    )  # fmt: skip
-
-
-def _estimate(settings: Settings, sizes: Sizes) -> Estimate:
+def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
+    """Say what a run takes."""
+    sizes = sizes or (QUICK if settings.quick else FULL)
     cuda, fits = settings.device.type == "cuda", 2 * len(_names(settings)) * settings.seeds
     fit = 44_426 * sizes.n * (sizes.n + 20.0 * sizes.samples) * (2e-12 if cuda else 1e-10)
     trained = fits / 2 * sizes.n * sizes.epochs * (1e-5 if cuda else 2e-4)
@@ -97,8 +87,9 @@ def _names(settings: Settings) -> tuple[str, ...]:
     return there or ("digits",)
 
 
-def run(settings: Settings, sizes: Sizes) -> Results:
+def run(settings: Settings, sizes: Sizes | None = None) -> Results:
     """Fit with and without misclassified training examples, on every data set and with every seed."""
+    sizes = sizes or (QUICK if settings.quick else FULL)
     found: dict[str, Any] = {}
     for name in _names(settings):
         found[name] = {}
@@ -333,4 +324,13 @@ def _table(name: str, runs: Sequence[Results], side: str) -> Table:
     return Table(caption, columns, table)
 
 
-EXPERIMENTS = {"calibration": experiment()}
+EXPERIMENTS = {
+    "calibration": Experiment(
+        "calibration",
+        "Is the loss-projected posterior calibrated better, and do misclassified examples do it?",
+        NAMES,
+        estimate,
+        run,
+        page,
+    ),
+}

@@ -186,15 +186,7 @@ def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def run(settings: Settings, sizes: Sizes | None = None) -> Results:
-    """Train the network, fit every method, and tell strangers from faces.
-
-    Parameters
-    ----------
-    settings : Settings
-        What the run is given.
-    sizes : Sizes, optional
-        How much of everything; by default as ``settings.quick`` says.
-    """
+    """Train the network, fit every method, and tell strangers from faces."""
     sizes = sizes or (QUICK if settings.quick else FULL)
     faces = read_faces(settings, sizes)
 
@@ -236,15 +228,7 @@ def _largest(model: nn.Module, batches: Batches, device: torch.device) -> torch.
 
 
 def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
-    """Say what a run takes, from the time of one pass of the network and the plan of the loss-projected fit.
-
-    Parameters
-    ----------
-    settings : Settings
-        What the run would be given.
-    sizes : Sizes, optional
-        How much of everything; by default as ``settings.quick`` says.
-    """
+    """Say what a run takes, from the time of one pass of the network and the plan of the loss-projected fit."""
     sizes = sizes or (QUICK if settings.quick else FULL)
     outputs, model = 37, VAN(**sizes.network).to(settings.device).eval()
     n_parameters = photographs.size(model)

@@ -68,19 +68,9 @@ FULL = Sizes()
 QUICK = replace(FULL, problems=("small",), test=1000, samples=10, sweeps=(1, 2, 5, 10, 20, 50, 100, 200, 500))
 
 
-def experiment(sizes: Sizes | None = None) -> Experiment:
-    """Return the experiment, with sizes other than its own if they are given."""
-
-    def chosen(settings: Settings) -> Sizes:
-        return sizes or (QUICK if settings.quick else FULL)
-
-    return Experiment(
-        "convergence", "How projectors converge, and what that means for predictions.", ("fashion-mnist", "mnist"),
-        lambda settings: _estimate(settings, chosen(settings)), lambda settings: run(settings, chosen(settings)), page,
-    )  # fmt: skip
-
-
-def _estimate(settings: Settings, sizes: Sizes) -> Estimate:
+def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
+    """Say what a run takes."""
+    sizes = sizes or (QUICK if settings.quick else FULL)
     rate = 5e11 if settings.device.type == "cuda" else 1e10  # operations a second
     small, large = (sizes.n * 10, 2600), (sizes.n_lenet * 10, 44_426)
     used = [shape for name, shape in (("small", small), ("lenet", large)) if name in sizes.problems]
@@ -152,8 +142,9 @@ def _sweeps(n: int) -> str:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Settings, sizes: Sizes) -> Results:
+def run(settings: Settings, sizes: Sizes | None = None) -> Results:
     """Stop every projector at every place, on every problem."""
+    sizes = sizes or (QUICK if settings.quick else FULL)
     found: dict[str, Any] = {}
     for name in sizes.problems:
         task = problem(settings, name, sizes)
@@ -328,4 +319,13 @@ def _table(found: Results) -> Table:
     return Table(f"{found['name']}: every stop", columns, rows)
 
 
-EXPERIMENTS = {"convergence": experiment()}
+EXPERIMENTS = {
+    "convergence": Experiment(
+        "convergence",
+        "How projectors converge, and what that means for predictions.",
+        ("fashion-mnist", "mnist"),
+        estimate,
+        run,
+        page,
+    ),
+}

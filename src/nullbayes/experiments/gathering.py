@@ -73,10 +73,10 @@ class Gathered:
         """Return a metric of the predictions for test data, for each seed."""
         return [record["familiar"][metric] for record in self.records(method) if record["familiar"] is not None]
 
-    def detection(self, method: str, score: str, stranger: str, metric: str = "auroc") -> list[float]:
-        """Return a figure of a score against strangers, for each seed."""
+    def detection(self, method: str, score: str, stranger: str) -> list[float]:
+        """Return the AUROC of a score against strangers, for each seed."""
         found = (record["scores"].get(score) for record in self.records(method))
-        return [figures[stranger][metric] for figures in found if figures is not None]
+        return [figures[stranger]["auroc"] for figures in found if figures is not None]
 
     def scores(self, method: str) -> list[str]:
         """Return the scores of a method."""

@@ -101,15 +101,7 @@ def read_photographs(settings: Settings, sizes: Sizes) -> Parts:
 
 
 def run(settings: Settings, sizes: Sizes | None = None) -> Results:
-    """Fit the posterior, and judge it beside the network.
-
-    Parameters
-    ----------
-    settings : Settings
-        What the run is given.
-    sizes : Sizes, optional
-        How much of everything; by default as ``settings.quick`` says.
-    """
+    """Fit the posterior, and judge it beside the network."""
     sizes = sizes or (QUICK if settings.quick else FULL)
     model, parts = published(settings, sizes), read_photographs(settings, sizes)
 
@@ -167,15 +159,7 @@ def _judged(answer: Callable[[Tensor], tuple[Tensor, ...]], scores: Sequence[str
 
 
 def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
-    """Say what a run takes, from the time of one pass of the network and a count of passes.
-
-    Parameters
-    ----------
-    settings : Settings
-        What the run would be given.
-    sizes : Sizes, optional
-        How much of everything; by default as ``settings.quick`` says.
-    """
+    """Say what a run takes, from the time of one pass of the network and a count of passes."""
     sizes = sizes or (QUICK if settings.quick else FULL)
     model = Swin(image=sizes.pixels, **sizes.network).to(settings.device).eval()
     seconds, kept = pass_cost(model, sizes.pixels, settings.device)

@@ -24,10 +24,10 @@ def lenet(pool: str = "max") -> nn.Module:
     )  # fmt: skip
 
 
-def cnn(width: int, channels: int = 1, outputs: int = 10) -> nn.Module:
+def cnn(width: int, outputs: int = 10) -> nn.Module:
     """Return a small convolutional network for 8 by 8 images; its parameters grow with the square of ``width``."""
     return nn.Sequential(
-        nn.Conv2d(channels, width, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
+        nn.Conv2d(1, width, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
         nn.Conv2d(width, 2 * width, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2),
         nn.Flatten(), nn.Linear(8 * width, 8 * width), nn.Tanh(), nn.Linear(8 * width, outputs),
     )  # fmt: skip
@@ -66,14 +66,14 @@ class _Residual(nn.Module):
 class ResNet(nn.Module):
     """The residual network for CIFAR of He et al. (2015), with shortcuts of option A; ``blocks=3`` is ResNet-20."""
 
-    def __init__(self, blocks: int = 3, width: int = 16, outputs: int = 10) -> None:
+    def __init__(self, blocks: int = 3, width: int = 16) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.layer1 = self._stage(blocks, width, width, 1)
         self.layer2 = self._stage(blocks, width, 2 * width, 2)
         self.layer3 = self._stage(blocks, 2 * width, 4 * width, 2)
-        self.linear = nn.Linear(4 * width, outputs)
+        self.linear = nn.Linear(4 * width, 10)
 
     @staticmethod
     def _stage(blocks: int, inputs: int, outputs: int, stride: int) -> nn.Sequential:

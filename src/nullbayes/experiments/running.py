@@ -31,7 +31,7 @@ class Mixed(Exception):
 
 
 def reproduce(
-    name: str,
+    experiment: str | Experiment,
     folder: Path,
     *,
     data: Path | None,
@@ -48,8 +48,8 @@ def reproduce(
 
     Parameters
     ----------
-    name : str
-        Of the experiment: one of `nullbayes.experiments.names`.
+    experiment : str or Experiment
+        One of `nullbayes.experiments.names`, or an experiment of your own.
     folder : Path
         Where the folder of the run is made: ``folder/NAME``, or ``folder/NAME-quick``.
     data : Path or None
@@ -81,23 +81,7 @@ def reproduce(
     Mixed
         If the folder has steps of other settings.
     """
-    options: Any = {"quick": quick, "seeds": seeds, "methods": methods, "fresh": fresh, "say": say}
-    return perform(find(name), folder, data=data, device=device, **options)
-
-
-def perform(
-    experiment: Experiment,
-    folder: Path,
-    *,
-    data: Path | None,
-    device: torch.device,
-    quick: bool = False,
-    seeds: int = 3,
-    methods: tuple[str, ...] = (),
-    fresh: bool = False,
-    say: Callable[[str], None] = print,
-) -> Path:
-    """Do what `reproduce` does, for an experiment that need not have a name there."""
+    experiment = find(experiment) if isinstance(experiment, str) else experiment
     if seeds < 1:
         msg = f"seeds must be 1 or more, not {seeds}."
         raise ValueError(msg)

@@ -54,7 +54,7 @@ def rotated(x: Tensor, degrees: float) -> Tensor:
     return grid_sample(x, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def fogged(x: Tensor, strength: float, seed: int = 0) -> Tensor:
+def fogged(x: Tensor, strength: float) -> Tensor:
     """Return images between 0 and 1 behind a cloudy haze.
 
     Clouds are a sum of smooth noise of several sizes, scaled to [0, 1] for each image; image ``i`` has the same clouds
@@ -66,13 +66,11 @@ def fogged(x: Tensor, strength: float, seed: int = 0) -> Tensor:
         Images (n, c, h, w).
     strength : float
         0 to 5: an index of `FOG`.
-    seed : int
-        Of the clouds.
     """
     amount = FOG[int(strength)]
     if amount == 0:
         return x
-    clouds = _clouds(len(x), x.shape[-2:], seed).to(x)
+    clouds = _clouds(len(x), x.shape[-2:]).to(x)
     brightest = x.amax((1, 2, 3), keepdim=True)
     return ((x + amount * clouds) * brightest / (brightest + amount).clamp_min(1e-12)).clamp(0.0, 1.0)
 
@@ -122,9 +120,9 @@ def corruptions(mean: tuple[float, ...], std: tuple[float, ...], strengths: int 
     )
 
 
-def _clouds(n: int, size: torch.Size, seed: int) -> Tensor:
-    """Return smooth noise (n, 1, h, w) between 0 and 1."""
-    generator, total = torch.Generator("cpu").manual_seed(seed), torch.zeros(n, 1, *size, device="cpu")
+def _clouds(n: int, size: torch.Size) -> Tensor:
+    """Return smooth noise (n, 1, h, w) between 0 and 1, the same at every call."""
+    generator, total = torch.Generator("cpu").manual_seed(0), torch.zeros(n, 1, *size, device="cpu")
     for i, cells in enumerate(_OCTAVES):
         noise = torch.rand(n, 1, cells, cells, generator=generator, device="cpu")
         total += _ROUGHNESS**i * interpolate(noise, size=tuple(size), mode="bicubic", align_corners=True)

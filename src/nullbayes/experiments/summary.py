@@ -64,17 +64,17 @@ def brief(numbers: Sequence[float], digits: int = 3) -> str:
     return f"{mean(numbers):.{digits}f}{tail}"
 
 
-def times(n: int, of: int, what: str = "seeds") -> str:
+def times(n: int, of: int) -> str:
     """Return how often something happened, for a sentence.
 
     Examples
     --------
-    >>> times(3, 3), times(1, 3), times(0, 2, "splits")
-    ('in all 3 seeds', 'in 1 of 3 seeds', 'in none of 2 splits')
+    >>> times(3, 3), times(1, 3), times(0, 2)
+    ('in all 3 seeds', 'in 1 of 3 seeds', 'in none of 2 seeds')
     """
     if of == 1:
-        return f"in the only one of the {what}" if n else f"not in the only one of the {what}"
-    return f"in all {of} {what}" if n == of else f"in {n or 'none'} of {of} {what}"
+        return "in the only one of the seeds" if n else "not in the only one of the seeds"
+    return f"in all {of} seeds" if n == of else f"in {n or 'none'} of {of} seeds"
 
 
 @contextlib.contextmanager

@@ -256,8 +256,8 @@ def clinc_sentences(
 ) -> Task:
     """Return MiniLM fine-tuned to tell 150 intents apart; ``free`` are the parameters of the loss rows.
 
-    The projected posterior has the head alone, because 150 outputs are 150 rows an example. ``folder`` has the weights.
-    With a ``rank``, adapters of that rank are trained with the head, and the encoder stays as it was.
+    The projected posterior has the head alone, because 150 outputs are 150 rows per example. ``folder`` has the
+    weights. With a ``rank``, adapters of that rank are trained with the head, and the encoder stays as it was.
     """
     splits, weights = text.read_clinc(settings.data), text.weights_folder(folder, settings.data)
 

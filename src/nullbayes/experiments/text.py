@@ -108,6 +108,11 @@ def fine_tune(model: SentenceClassifier, x: Inputs, y: Tensor, epochs: int) -> n
     """Train encoder and head with AdamW, at rates of their own, with the global generator."""
     rates = [{"params": model.bert.parameters(), "lr": 1e-4}, {"params": model.head.parameters(), "lr": 2e-3}]
     optimizer = torch.optim.AdamW(rates, weight_decay=0.01)
+    return train_words(model, optimizer, x, y, epochs)
+
+
+def train_words(model: nn.Module, optimizer: torch.optim.Optimizer, x: Inputs, y: Tensor, epochs: int) -> nn.Module:
+    """Train a classifier of sentences with an optimizer of some of its parameters."""
     model.train()
     for _ in range(epochs):
         for batch in torch.randperm(len(y)).to(y.device).split(64):

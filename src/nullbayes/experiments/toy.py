@@ -59,19 +59,9 @@ class Sizes:
 FULL, QUICK = Sizes(), Sizes(steps=2000, samples=200, points=85)
 
 
-def experiment(sizes: Sizes | None = None) -> Experiment:
-    """Return the experiment, with sizes other than its own if they are given."""
-
-    def chosen(settings: Settings) -> Sizes:
-        return sizes or (QUICK if settings.quick else FULL)
-
-    return Experiment(
-        "toy", "Regression with a gap: uncertainty between the data.", (),
-        lambda settings: _estimate(settings, chosen(settings)), lambda settings: run(settings, chosen(settings)), page,
-    )  # fmt: skip
-
-
-def _estimate(settings: Settings, sizes: Sizes) -> Estimate:
+def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
+    """Say what a run takes."""
+    sizes = sizes or (QUICK if settings.quick else FULL)
     seconds = settings.seeds * (sizes.steps * 6e-4 + 2.0)
     return Estimate(seconds, 100 * 2**20, note="a network of 141 parameters")
 
@@ -79,8 +69,9 @@ def _estimate(settings: Settings, sizes: Sizes) -> Estimate:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Settings, sizes: Sizes) -> Results:
+def run(settings: Settings, sizes: Sizes | None = None) -> Results:
     """Fit all methods with every seed."""
+    sizes = sizes or (QUICK if settings.quick else FULL)
     found: dict[str, Any] = {}
     for each in settings.each_seed():
         x, y = data(sizes.n, each.generator())
@@ -246,4 +237,6 @@ def _curve(name: str, run: Results, results: Results) -> Curves:
     )  # fmt: skip
 
 
-EXPERIMENTS = {"toy": experiment()}
+EXPERIMENTS = {
+    "toy": Experiment("toy", "Regression with a gap: uncertainty between the data.", (), estimate, run, page),
+}

@@ -67,19 +67,9 @@ class Sizes:
 FULL, QUICK = Sizes(), Sizes(splits=3, steps=2500, samples=30, members=3)
 
 
-def experiment(sizes: Sizes | None = None) -> Experiment:
-    """Return the experiment, with sizes other than its own if they are given."""
-
-    def chosen(settings: Settings) -> Sizes:
-        return sizes or (QUICK if settings.quick else FULL)
-
-    return Experiment(
-        "uci", "Regression on small tables: errors, proper scores and intervals.", ("uci",),
-        lambda settings: _estimate(settings, chosen(settings)), lambda settings: run(settings, chosen(settings)), page,
-    )  # fmt: skip
-
-
-def _estimate(settings: Settings, sizes: Sizes) -> Estimate:
+def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
+    """Say what a run takes."""
+    sizes = sizes or (QUICK if settings.quick else FULL)
     n = sum(len(_splits(settings.data, name, sizes.splits)) for name in sizes.names)
     seconds = n * ((sizes.members + 2) * sizes.steps * 4e-4 + 4.0)
     return Estimate(seconds, 300 * 2**20, note=f"{n} splits, with {sizes.members + 2} networks each")
@@ -88,8 +78,9 @@ def _estimate(settings: Settings, sizes: Sizes) -> Estimate:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Settings, sizes: Sizes) -> Results:
+def run(settings: Settings, sizes: Sizes | None = None) -> Results:
     """Measure every method on every split of every data set."""
+    sizes = sizes or (QUICK if settings.quick else FULL)
     found: dict[str, Any] = {}
     for name in sizes.names:
         splits = _splits(settings.data, name, sizes.splits)
@@ -320,4 +311,13 @@ def _intervals(name: str, conformal: dict[str, list[Results]], level: float) -> 
     return Table(f"{name}: conformal intervals, {spread} held-out examples", columns, rows)
 
 
-EXPERIMENTS = {"uci": experiment()}
+EXPERIMENTS = {
+    "uci": Experiment(
+        "uci",
+        "Regression on small tables: errors, proper scores and intervals.",
+        ("uci",),
+        estimate,
+        run,
+        page,
+    ),
+}

@@ -2,9 +2,9 @@
 
 The encoder stays as it is. The training data of the decoder are the means that the encoder gives for the training
 images, and the images themselves; the loss of an example is its reconstruction loss, the cross-entropy of the pixels
-that the autoencoder was trained with, passed to the library as a loss of one's own. A number for what the paper shows
-as pictures: the mean standard deviation of pixels at edges, divided by that in flat regions. Noise that was not
-projected, of the same size in the logits, says how much of it a decoder shows anyway.
+that the autoencoder was trained with, passed to the library as a loss function. A number for what the paper shows as
+pictures: the mean standard deviation of pixels at edges, divided by that in flat regions. Noise that was not projected,
+of the same size in the logits, says how much of it a decoder shows anyway.
 """
 
 from __future__ import annotations
@@ -61,19 +61,9 @@ class Sizes:
 FULL, QUICK = Sizes(), Sizes(n=2000, epochs=30, judged=200)
 
 
-def experiment(sizes: Sizes | None = None) -> Experiment:
-    """Return the experiment, with sizes other than its own if they are given."""
-
-    def chosen(settings: Settings) -> Sizes:
-        return sizes or (QUICK if settings.quick else FULL)
-
-    return Experiment(
-        "vae", "A variational autoencoder whose decoder is sampled: which pixels are uncertain.", NAMES,
-        lambda settings: _estimate(settings, chosen(settings)), lambda settings: run(settings, chosen(settings)), page,
-    )  # fmt: skip
-
-
-def _estimate(settings: Settings, sizes: Sizes) -> Estimate:
+def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
+    """Say what a run takes."""
+    sizes = sizes or (QUICK if settings.quick else FULL)
     cuda, names = settings.device.type == "cuda", _names(settings)
     rows = float(sizes.n) * 784 * sizes.hidden * (6e-12 if cuda else 3e-9) * sizes.samples
     seconds = len(names) * settings.seeds * (sizes.n * sizes.epochs * (3e-6 if cuda else 3e-5) + rows + 5.0)
@@ -141,8 +131,9 @@ def _train(model: nn.Module, x: Tensor, epochs: int) -> None:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Settings, sizes: Sizes) -> Results:
+def run(settings: Settings, sizes: Sizes | None = None) -> Results:
     """Train and sample on every data set, with every seed."""
+    sizes = sizes or (QUICK if settings.quick else FULL)
     found: dict[str, Any] = {}
     for name in _names(settings):
         known, new = _images(settings, name, sizes)
@@ -350,4 +341,13 @@ def _table(name: str, runs: list[Results]) -> Table:
     return Table(f"{name}: pixels at edges and in flat regions", columns, rows)
 
 
-EXPERIMENTS = {"vae": experiment()}
+EXPERIMENTS = {
+    "vae": Experiment(
+        "vae",
+        "A variational autoencoder whose decoder is sampled: which pixels are uncertain.",
+        NAMES,
+        estimate,
+        run,
+        page,
+    ),
+}

@@ -162,7 +162,7 @@ def find_last_layer(network: Network, x: Any) -> tuple[str, bool]:
             for handle in handles:
                 handle.remove()
     names = [name for name, _, _ in found]
-    usable = [  # called once, with an entry per example; layers of one's own may take and return anything
+    usable = [  # called once, with an entry per example; layers of users may take and return anything
         (name, given, result)
         for name, given, result in found
         if names.count(name) == 1 and isinstance(given, Tensor) and given.ndim > 1 and len(given) == len(outputs)

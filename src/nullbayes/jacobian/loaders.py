@@ -140,7 +140,7 @@ class Stream:
         return {key: getattr(self, key) for key in ("_loader", "_n", "_held_bytes")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Begin a pass of one's own."""
+        """Begin a new pass."""
         Stream.__init__(self, *state.values())
 
     def read(self, first: int, last: int, split: Callable[[int, Any], Batch]) -> list[Batch]:

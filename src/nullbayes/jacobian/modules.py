@@ -1,4 +1,4 @@
-"""The modules of users, which may be wrapped, in half precision, or functions; and which of their parameters vary.
+"""The modules of users, which may be wrapped or in half precision; and which of their parameters vary.
 
 The user's module is never changed; one that would change itself is refused. Its structure is copied; tensors are shared
 with the copy unless they are in half precision, which has no linear algebra.
@@ -15,13 +15,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 
-from nullbayes.errors import InputError, ModelError
+from nullbayes.errors import InputError, ModelError, NullBayesError
 from nullbayes.torch_internals import before_compilation, is_batch_norm
 
 Selection = None | str | Iterable[str] | Callable[[str, nn.Parameter], bool]
 HALF = (torch.bfloat16, torch.float16)
+_TABLES = (F.embedding, F.embedding_bag)
+_WRITTEN = (
+    "The network changes its parameter {!r} in place whenever it is called: for a trained network leave that out of "
+    "forward, or compute a new tensor, such as weight.clamp(min=0.0) instead of weight.clamp_(min=0.0)."
+)
+_NO_VALUES = ("requires_grad_", "detach_", "share_memory_", "rename_")  # which end like operations that write
+_ASSIGN: Any = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -148,72 +157,6 @@ def _check_uniform(chosen: Mapping[str, Tensor]) -> None:
         raise ModelError(msg)
 
 
-def as_module(function: Callable[..., Any], parameters: Mapping[str, Tensor]) -> nn.Module:
-    """Return a module that calls a function of a dict of parameters.
-
-    Parameters
-    ----------
-    function : callable (parameters, *inputs) -> outputs
-        Takes the parameters as a dict with the names given here.
-    parameters : mapping of floating-point tensors
-        The trained values; shared, not copied. Names may have dots, like those of a module.
-
-    Returns
-    -------
-    nn.Module
-        What posteriors take as a model.
-
-    Raises
-    ------
-    ModelError
-        If a parameter is not a floating-point tensor, or a module cannot have its name.
-
-    Examples
-    --------
-    >>> import torch
-    >>> model = as_module(lambda p, x: x @ p["w"] + p["b"], {"w": torch.ones(3, 2), "b": torch.zeros(2)})
-    >>> model(torch.ones(1, 3))
-    tensor([[3., 3.]], grad_fn=<AddBackward0>)
-    """
-    if not callable(function) or not isinstance(parameters, Mapping) or not parameters:
-        msg = "as_module takes a function (parameters, *inputs) -> outputs and a dict of its parameters by name."
-        raise ModelError(msg)
-    for name, value in parameters.items():
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            msg = f"Parameter {name!r} must be a floating-point tensor: leave what does not vary to the function."
-            raise ModelError(msg)
-    try:
-        return _FunctionModule(function, parameters)
-    except (KeyError, AttributeError, TypeError) as error:
-        msg = f"The names of the parameters cannot be those of a module's ({error}): choose others."
-        raise ModelError(msg) from error
-
-
-class _FunctionModule(nn.Module):
-    def __init__(self, function: Callable[..., Any], parameters: Mapping[str, Tensor]) -> None:
-        super().__init__()
-        self._function, self._names = function, tuple(parameters)
-        for name, value in parameters.items():
-            place: nn.Module = self
-            *path, last = name.split(".")
-            for part in path:
-                if not hasattr(place, part):
-                    place.add_module(part, nn.Module())
-                place = getattr(place, part)
-            place.register_parameter(last, nn.Parameter(value.detach()))
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._function({name: self.get_parameter_now(name) for name in self._names}, *args, **kwargs)
-
-    def get_parameter_now(self, name: str) -> Tensor:
-        """Return a parameter, or the tensor that replaces it during a call."""
-        place: Any = self
-        for part in name.split("."):
-            place = getattr(place, part)
-        found: Tensor = place
-        return found
-
-
 def _single(tensor: Tensor) -> Tensor:
     if tensor.dtype not in HALF:
         return tensor
@@ -257,7 +200,7 @@ def _refuse(model: nn.Module) -> None:
 
 @contextlib.contextmanager
 def lines_checked(module: nn.Module) -> Iterator[None]:
-    """Name the table of embeddings that is asked for a line that it has not, in a call that fails by that."""
+    """Name the table of embeddings that is asked for a line outside of it, if the call fails for that reason."""
 
     def check(name: str, table: Any) -> Callable[..., None]:
         def look(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -324,3 +267,82 @@ class Places:
             where, _, key = name.rpartition(".")
             own = modules[where]
             self._held.append((name, own._parameters if key in own._parameters else own._buffers, key))
+
+
+class Writing(TorchFunctionMode):
+    """Refuse, while a network is called, operations that change its parameters in place.
+
+    Such a network is no function of its parameters, and has no derivatives with respect to what it writes.
+
+    Parameters
+    ----------
+    named : mapping of Tensor
+        The parameters by name, those that the call has instead of the module's own.
+
+    Attributes
+    ----------
+    found : str
+        The name of a parameter that was written with the values that it had; empty if there was none.
+    """
+
+    def __init__(self, named: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._named, self.found = [(name, p) for name, p in named.items() if p.numel()], ""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run an operation, unless it changes a parameter."""
+        kwargs = kwargs or {}
+        if func in _TABLES:
+            weight = kwargs.get("weight", args[1] if len(args) > 1 else None)
+            normalized = kwargs.get("max_norm") is not None
+            if normalized and (name := self._name(weight)):
+                raise ModelError(
+                    f"The network calls torch.nn.functional.{func.__name__} with max_norm, which changes {name!r} "
+                    "whenever it is called: for a trained network leave max_norm out, and normalize the weights once."
+                )
+        if func == _ASSIGN and (name := self._name(args[0])) and _replaces(*args):
+            raise ModelError(_WRITTEN.format(name))
+        written = [(name, tensor) for tensor in _targets(func, args, kwargs) if (name := self._name(tensor))]
+        before = [tensor.detach().clone() for _, tensor in written]
+        result = func(*args, **kwargs)
+        for (name, tensor), old in zip(written, before, strict=True):
+            if not torch.equal(tensor.detach(), old):
+                with torch.no_grad():
+                    tensor.copy_(old)
+                raise ModelError(_WRITTEN.format(name))
+            self.found = name
+        return result
+
+    def explain(self, error: RuntimeError) -> None:
+        """Say, after an error of autograd, which parameter the network has written, if it has."""
+        if self.found and not isinstance(error, NullBayesError):
+            raise ModelError(_WRITTEN.format(self.found)) from error
+
+    def _name(self, tensor: Any) -> str:
+        """Return the name of the parameter whose memory a tensor has; empty if it is no parameter's."""
+        if not isinstance(tensor, Tensor) or not tensor.numel():
+            return ""
+        for name, p in self._named:
+            if p.data_ptr() <= tensor.data_ptr() < p.data_ptr() + p.numel() * p.element_size():
+                return name
+        return ""
+
+
+def _replaces(tensor: Tensor, values: Tensor) -> bool:
+    """Return whether ``tensor.data = values`` changes a parameter, now or while derivatives are taken.
+
+    A parameter of the module itself, which does not vary, would keep what it was given then.
+    """
+    return isinstance(tensor, nn.Parameter) or not torch.equal(tensor.detach(), values.detach().to(tensor))
+
+
+def _targets(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return what an operation writes: its first argument if its name says so, or each of a list, and ``out``."""
+    called, targets = getattr(func, "__name__", ""), []
+    writes = called.endswith("_") and not called.startswith("__") and called not in _NO_VALUES
+    if args and (writes or called == "__setitem__"):
+        targets.append(args[0])
+    targets.append(kwargs.get("out"))
+    return [part for target in targets for part in (target if isinstance(target, (list, tuple)) else [target])]

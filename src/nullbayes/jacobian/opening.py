@@ -20,9 +20,9 @@ from nullbayes.errors import DataError, InputError, LikelihoodError, NullBayesEr
 from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves, ordinary, signed
 from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
 from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.modules import Writing
 from nullbayes.jacobian.named_inputs import by_name, check_labels, compare_with_mask
 from nullbayes.jacobian.network import Network, OutputFn, Selection
-from nullbayes.jacobian.writing import Writing
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, Regression, resolve
 from nullbayes.limits import is_out_of_memory
 from nullbayes.precision import recording

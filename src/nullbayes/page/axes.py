@@ -10,6 +10,7 @@ from nullbayes.page.numerals import fixed, power, scientific
 
 _MOST = 1e300  # larger numbers are shown at the end: their differences would overflow
 _LEAST = 1e-280  # of a logarithmic axis
+_COUNT = 5  # intervals between ticks, about
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Axis:
         return (min(max(value, -_MOST), _MOST) - self.low) / (self.high - self.low)
 
 
-def linear_axis(values: Iterable[float], *, rounded: bool = False, count: int = 5) -> Axis:
+def linear_axis(values: Iterable[float], *, rounded: bool = False) -> Axis:
     """Return an axis that shows numbers with equal spaces between equal differences.
 
     Parameters
@@ -51,8 +52,6 @@ def linear_axis(values: Iterable[float], *, rounded: bool = False, count: int = 
         Finite numbers to show; none gives the interval from 0 to 1.
     rounded : bool
         Whether to end at ticks, and begin at zero if that is near; otherwise at the numbers themselves.
-    count : int
-        About how many intervals between ticks.
     """
     low, high = _ends(values)
     if rounded:
@@ -60,11 +59,11 @@ def linear_axis(values: Iterable[float], *, rounded: bool = False, count: int = 
             low = 0.0
         if 0.3 * low < high < 0:
             high = 0.0
-        multiple, exponent = _step(low, high, count)
+        multiple, exponent = _step(low, high, _COUNT)
         first = math.floor(_in_steps(low, multiple, exponent) + 1e-9)
         last = math.ceil(_in_steps(high, multiple, exponent) - 1e-9)
         low, high = _tick(first, multiple, exponent), _tick(last, multiple, exponent)
-    ticks, step = nice_ticks(low, high, count)
+    ticks, step = nice_ticks(low, high)
     return Axis(low, high, tuple(ticks), tuple(tick_labels(ticks, step)))
 
 
@@ -78,7 +77,7 @@ def log_axis(values: Iterable[float]) -> Axis:
     return Axis(low, high, tuple(ticks), tuple(_log_labels(ticks)), log=True)
 
 
-def nice_ticks(low: float, high: float, count: int = 5) -> tuple[list[float], float]:
+def nice_ticks(low: float, high: float, count: int = _COUNT) -> tuple[list[float], float]:
     """Return multiples of 1, 2 or 5 times a power of ten within an interval, and the step between them.
 
     Parameters

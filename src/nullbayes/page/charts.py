@@ -20,6 +20,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 54, 12, 8, 26
 N_COLOURS = 6
 _DASHES = ("", "8 4", "2 3", "10 3 2 3", "14 4")  # their number and that of the colours have no common divisor
 _MARKS = ("circle", "square", "triangle", "diamond", "cross", "wedge", "plus")
+_RADIUS = 3.1  # of a mark
 _FEW = 24  # points: so many of a curve are all marked
 
 Point = tuple[float, float, float | None]  # x, y, spread
@@ -160,8 +161,9 @@ def _path(points: Sequence[tuple[float, float]], frame: Frame) -> str:
     return "M" + "L".join(place for place, _ in groupby(places))
 
 
-def _mark(i: int, x: float, y: float, r: float = 3.1) -> str:
+def _mark(i: int, x: float, y: float) -> str:
     """The outline of a mark around a point."""
+    r = _RADIUS
     kind = _MARKS[i % len(_MARKS)]
     if kind == "circle":
         return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0Z"

@@ -41,7 +41,7 @@ def load(
     model : nn.Module
         With the parameters that the posterior was fitted to, on any device; a fingerprint is compared.
     likelihood : optional
-        Only for a loss or a likelihood of one's own, which a file cannot hold. Of a likelihood it holds the settings.
+        Only for a loss or a likelihood of your own, which a file cannot hold. Of a likelihood it holds the settings.
     batch_fn, output_fn : callable, optional
         As when it was fitted.
 

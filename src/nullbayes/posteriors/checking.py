@@ -17,7 +17,7 @@ from nullbayes.jacobian.loaders import batches
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import centred, linearized
 from nullbayes.likelihoods import Likelihood
-from nullbayes.posteriors.measure import worst_ratio
+from nullbayes.posteriors.measured import worst_ratio
 from nullbayes.precision import full_precision
 from nullbayes.predictive import default_link, joined, nll, summarize
 

@@ -19,13 +19,12 @@ from torch import Tensor
 from nullbayes.errors import ConvergenceWarning, SettingsError
 from nullbayes.posteriors.arguments import Base, Noise, draw_seed
 from nullbayes.posteriors.checkpoint import Checkpoint
-from nullbayes.posteriors.measure import Prepared as Prepared
-from nullbayes.posteriors.measure import measure
-from nullbayes.posteriors.measured import Measured, merged, timed
+from nullbayes.posteriors.measured import Measured, measure, merged, timed
 from nullbayes.posteriors.parallel import divided, own_data, project_some
 from nullbayes.posteriors.plan import (
     FitPlan,
     FitRequest,
+    Prepared,
     RowSource,
     Shared,
     make_plan,

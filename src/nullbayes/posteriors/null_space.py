@@ -16,7 +16,7 @@ from nullbayes.posteriors import extending, fitting, variances
 from nullbayes.posteriors.arguments import Base, data_and_count, lost
 from nullbayes.posteriors.base import SamplePosterior
 from nullbayes.posteriors.measured import REPORT, Measured, from_header
-from nullbayes.posteriors.plan import RowSource, sharing
+from nullbayes.posteriors.plan import Prepared, RowSource, sharing
 from nullbayes.posteriors.report import FitReport, warn_of
 from nullbayes.precision import full_precision
 from nullbayes.projectors import Projector
@@ -32,7 +32,7 @@ class NullSpacePosterior(SamplePosterior):
     _underfit_advice = 'The posterior underfits: use prior_precision="auto", a larger one, or a smaller tolerance.'
     _base: Base | None = None
     _measured: Measured | None = None
-    _prepared: fitting.Prepared | None = None  # None before a fit, and after release, load or a copy
+    _prepared: Prepared | None = None  # None before a fit, and after release, load or a copy
     _exact: variances.ExactVariances | None = None  # made when it is first needed
 
     @property
@@ -188,7 +188,7 @@ class NullSpacePosterior(SamplePosterior):
         assert self._measured is not None  # a fit and a file have both
         return self._measured
 
-    def _need_prepared(self) -> fitting.Prepared:
+    def _need_prepared(self) -> Prepared:
         self._check_fitted()
         self._network.check_unchanged()
         if self._prepared is None:

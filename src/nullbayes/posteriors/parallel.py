@@ -17,8 +17,7 @@ from nullbayes.jacobian.division import divide
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.sharding import Shard
 from nullbayes.posteriors.checkpoint import Checkpoint
-from nullbayes.posteriors.measure import Prepared
-from nullbayes.posteriors.plan import RowSource, Shared
+from nullbayes.posteriors.plan import Prepared, RowSource, Shared
 from nullbayes.posteriors.progress import Progress
 from nullbayes.projectors import Info, Outcome, Projection
 from nullbayes.projectors.stopping import mean_and_error

@@ -22,6 +22,7 @@ from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.likelihoods import Likelihood
 from nullbayes.limits import OutOfMemory, Storage
+from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors.arguments import host_memory_bytes, memory_limit_bytes
 from nullbayes.posteriors.small_limit import warn_of_small_limit as warn_of_small_limit
 from nullbayes.projectors import Plan, Projector, choose, least_bytes
@@ -120,6 +121,21 @@ class FitPlan:
     def key(self) -> tuple[str, str, int]:
         """All that the numbers of the result depend on, to the last bit."""
         return described(self.projector), self.storage, self.working_bytes
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a fit has built on the training data, and needs again to draw more samples.
+
+    ``jacobian`` are the rows as they can be formed, ``rows`` the same as they are held, and ``state`` is what the
+    projector has prepared.
+    """
+
+    request: FitRequest
+    plan: FitPlan
+    jacobian: JacobianRows
+    rows: Rows
+    state: Any
 
 
 def described(projector: str | Projector) -> str:

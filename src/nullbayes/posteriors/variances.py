@@ -26,9 +26,8 @@ from nullbayes.errors import SettingsError
 from nullbayes.jacobian.batches import BatchFn, is_array, n_examples, take_examples
 from nullbayes.jacobian.products import linearized, output_rows
 from nullbayes.posteriors.arguments import normal
-from nullbayes.posteriors.measure import Prepared
 from nullbayes.posteriors.measured import Measured
-from nullbayes.posteriors.plan import described
+from nullbayes.posteriors.plan import Prepared, described
 from nullbayes.posteriors.scoring import Scoring
 from nullbayes.precision import full_precision
 from nullbayes.predictive import Mask, Masks, default_score, joined, pooled, stream
