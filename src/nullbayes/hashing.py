@@ -42,8 +42,10 @@ def checksums(leaves: Iterable[Tensor], n: int, before: Tensor | None = None) ->
     ``before`` are the checksums of other tensors that come before these.
     """
     total = torch.zeros(n, dtype=torch.int64, device="cpu") if before is None else before
-    for leaf in leaves:
-        share = _summed(_words(leaf.detach() if leaf.ndim else leaf.detach()[None]))
+    shares = [_summed(_words(leaf.detach() if leaf.ndim else leaf.detach()[None])) for leaf in leaves]
+    if len({share.device for share in shares}) == 1:  # one transfer for all of them
+        shares = list(torch.stack([share.expand(n) for share in shares]).cpu())
+    for share in shares:
         total = total * _STEP + share.cpu()
     return total
 

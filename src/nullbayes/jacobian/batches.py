@@ -37,9 +37,13 @@ def leaves(x: Any) -> Iterator[Tensor]:
             yield from leaves(value)
 
 
-def input_checksums(x: Any, n: int) -> Tensor:  # (n,) int64
-    """Return the checksum of each of ``n`` inputs, whatever the order of a mapping and the width of tokens."""
-    return checksums((leaf.long() if leaf.dtype in _TOKENS else leaf for leaf in leaves(_sorted(x))), n)
+def input_checksums(x: Any, n: int, *more: Tensor) -> Tensor:  # (n,) int64
+    """Return the checksum of each of ``n`` inputs, whatever the order of a mapping and the width of tokens.
+
+    ``more`` are tensors that count beside them, such as targets.
+    """
+    inputs = [leaf.long() if leaf.dtype in _TOKENS else leaf for leaf in leaves(_sorted(x))]
+    return checksums([*inputs, *more], n)
 
 
 def _sorted(x: Any) -> Any:

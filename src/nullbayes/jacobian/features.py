@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes.errors import ModelError, SettingsError
-from nullbayes.jacobian.batches import take_examples
+from nullbayes.jacobian.batches import join_examples, n_examples, take_examples
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network
 
@@ -109,10 +109,20 @@ class FeatureReader:
 
     def some(self, examples: Examples, numbers: list[int], size: int) -> Tensor:  # (n, d)
         """Return the features of examples by their ascending numbers, ``size`` at a time."""
-        found = []
+        found: list[Tensor] = []
+        waiting: list[Any] = []
+        count = 0
         for x, y in examples.some(numbers):
-            found += [self(take_examples(x, i, i + size)).features for i in range(0, len(y), size)]
-        return torch.cat(found)
+            waiting.append(x)
+            count += len(y)
+            if count >= size:  # a call per batch would take longer than what it computes
+                found += self._parts(waiting, size)
+                waiting, count = [], 0
+        return torch.cat([*found, *(self._parts(waiting, size) if waiting else [])])
+
+    def _parts(self, inputs: list[Any], size: int) -> list[Tensor]:
+        x = join_examples(inputs)
+        return [self(take_examples(x, i, i + size)).features for i in range(0, n_examples(x), size)]
 
     def head(self) -> Head | None:
         """Return the layer as a linear map to the outputs; None if it is no linear layer."""
