@@ -1,4 +1,4 @@
-"""Measure what this machine does per second, for the cost model of ``nullbayes/projectors/cost_model.py``.
+"""Measure what this machine does per second, for the cost model of ``nullbayes/projectors/auto.py``.
 
     python -m benchmarks.rates [--device cuda] [--threads 1]
 

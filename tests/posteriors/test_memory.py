@@ -24,7 +24,7 @@ import nullbayes as nb
 from nullbayes.errors import SettingsError
 from nullbayes.limits import rates_of
 from nullbayes.linalg import spectral
-from nullbayes.projectors import ExactDual, ExactPrimal, Krylov, cost_model, sweep
+from nullbayes.projectors import ExactDual, ExactPrimal, Krylov, auto, sweep
 
 MIB = 2**20
 OWN = 4 * MIB  # what the process itself takes while it works: Python's objects, library buffers
@@ -195,10 +195,10 @@ def test_planned_operations_match_the_operations_done(name: str, n: int, kind: s
 
 def test_planned_operations_count_products_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A factor in float32, as on a GPU, whatever the device is: three products for one."""
-    for module in (cost_model, spectral):
+    for module in (auto, spectral):
         monkeypatch.setattr(module, "half_is_fast", lambda _: True)
     monkeypatch.setattr(sweep, "double_is_fast", lambda _: False)
-    monkeypatch.setattr(cost_model, "rates_of", lambda device: replace(rates_of(device), narrow=1e13))
+    monkeypatch.setattr(auto, "rates_of", lambda device: replace(rates_of(device), narrow=1e13))
     halves = check_operations("cnn", 150, "output", Krylov)
     monkeypatch.undo()
     assert halves.operations > 1.02 * check_operations("cnn", 150, "output", Krylov).operations

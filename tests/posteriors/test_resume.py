@@ -169,7 +169,7 @@ def test_ctrl_c_stores_the_last_sweep_whatever_the_interval(tmp_path: Path) -> N
 @pytest.mark.cpu
 def test_a_resumed_fit_keeps_its_plan_whatever_memory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"projector": "auto", "tolerance": 1e-3}
-    monkeypatch.setattr("nullbayes.projectors.cost_model._DIRECT", 0)
+    monkeypatch.setattr("nullbayes.projectors.auto._DIRECT", 0)
     monkeypatch.setattr("nullbayes.posteriors.arguments.free_memory", lambda device: 200_000)
     whole = fit_in_sweeps(**settings, generator=seeded())
     interrupted(tmp_path / "fit", 2, **settings)

@@ -73,14 +73,14 @@ def block_rows(plan: Plan) -> int:
         (100, 100, ExactPrimal),
         (1, 1, ExactPrimal),
         (60_000, 1_001, Krylov),
-        (600_000, 44_426, Sketched),
+        (600_000, 44_426, Krylov),
     ],
 )
 def test_few_rows_or_few_columns_are_solved_directly(n_rows: int, n_columns: int, kind: type) -> None:
     plan = choose(Shape(n_rows, n_columns), n_samples=30, memory_limit=1000 * GIB, rtol=3e-3)
     assert type(plan.projector) is kind
     assert plan.projector.rtol == 3e-3
-    if kind in (ExactDual, ExactPrimal):
+    if kind is not Krylov:
         assert plan.projector.truncate  # there may be no exact kernel
     assert plan.storage in ("device", "half")
     assert f"{n_rows:,}" in plan.reason or f"{n_columns:,}" in plan.reason
@@ -91,19 +91,9 @@ def test_few_rows_or_few_columns_are_solved_directly(n_rows: int, n_columns: int
 
 @pytest.mark.parametrize(("n_rows", "n_columns"), [(600_000, 5_000), (60_000, 2_000), (20_000, 4_000)])
 def test_many_rows_over_few_columns_use_the_normal_matrix(n_rows: int, n_columns: int) -> None:
-    plan = choose(Shape(n_rows, n_columns), n_samples=30, memory_limit=1000 * GIB, rtol=1e-4)
+    plan = choose(Shape(n_rows, n_columns), n_samples=30, memory_limit=1000 * GIB)
     assert block_rows(plan) == n_rows  # one block of more rows than columns: Alternating takes the smaller matrix
     assert "normal matrix" in plan.reason
-
-
-@pytest.mark.parametrize(("n_rows", "n_columns"), [(600_000, 5_000), (60_000, 2_000), (20_000, 4_000)])
-def test_normal_matrix_of_a_part_of_the_examples_will_do_at_usual_tolerances(n_rows: int, n_columns: int) -> None:
-    plan = choose(Shape(n_rows, n_columns, 10), n_samples=30, memory_limit=1000 * GIB)
-    assert isinstance(plan.projector, Sketched)
-    assert n_columns <= plan.projector.share * n_rows <= n_rows / 2
-    assert "normal matrix" in plan.reason
-    few = choose(Shape(n_rows, 1_900, 10), n_samples=30, memory_limit=1000 * GIB)
-    assert block_rows(few) == n_rows  # that of all of them takes a moment
 
 
 def test_normal_matrix_that_does_not_fit_is_not_planned() -> None:

@@ -68,6 +68,23 @@ def test_a_part_of_the_examples_is_drawn_at_random_and_scaled_like_the_whole() -
     torch.testing.assert_close(state.precondition(units), expected, atol=1e-9, rtol=0)
 
 
+@pytest.mark.parametrize("share", [0.04, 0.1])
+def test_rare_examples_are_kept_though_few_of_them_are_taken(share: float) -> None:
+    """Eight of 800 examples have rows unlike all others. By the residual alone, half of their change would be left."""
+    matrix = drawn(800 * OUTPUTS, 40, seed=6) @ drawn(40, 90, seed=7)
+    examples = torch.arange(0, 800, 100)
+    rare = (examples[:, None] * OUTPUTS + torch.arange(OUTPUTS)).flatten()
+    matrix[rare] = drawn(len(rare), 90, seed=8)
+    rows, noise = nb.DenseRows(matrix), drawn(30, 90)
+    rows.rows_per_example = OUTPUTS
+    assert not draw_examples(share, 800)[examples].any()
+    projector = Sketched(share, rtol=1e-2)
+    projection = projector.apply(projector.prepare(rows), noise)
+    changed, before = (rows.mv(v)[:, rare].norm(dim=0) for v in (projection.directions, noise))
+    assert (changed / before).max() < 0.1
+    assert projection.info.residual.max() <= 1e-2
+
+
 def test_smaller_leads_from_examples_to_combinations_where_these_are_few() -> None:
     rows = grouped(20, 60)  # 100 rows
     projector = Sketched(0.8)

@@ -209,13 +209,13 @@ def memory(rank: int) -> dict[str, Any]:
 @contextmanager
 def blocks_chosen() -> Iterator[None]:
     """Let "auto" choose blocks for small problems, too; these depend on the number of processes."""
-    from nullbayes.projectors import cost_model
+    from nullbayes.projectors import auto
 
-    direct, cost_model._DIRECT = cost_model._DIRECT, 0
+    direct, auto._DIRECT = auto._DIRECT, 0
     try:
         yield
     finally:
-        cost_model._DIRECT = direct
+        auto._DIRECT = direct
 
 
 def checkpointed(folder: str, parallel: str, projector: str | Projector) -> nb.ProjectedPosterior:

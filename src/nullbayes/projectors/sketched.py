@@ -38,6 +38,7 @@ from nullbayes.projectors.sweep import gram_precision
 _SHIFT = 1.0  # δ over the tolerance: less saves a few sweeps, and removes more of what the rows hardly see
 _LEAST_SHIFT = 1e-3  # δ at least: a part of the rows tells no more of the directions that they hardly see
 _RENEW_EVERY = 20  # steps after which the recurred gradient is replaced by the true one, because it drifts
+_MOST_CHANGED = 15.0  # over the tolerance: change of a row of unit length, where most of the examples are not taken
 _SEED = 0x736B65
 
 
@@ -84,8 +85,9 @@ class Sketched(Iterative):
     :math:`m^2` numbers and the combinations in addition to the rows. It wins over ``Krylov`` where examples have
     several outputs and all rows in one block are too many to be factored. If m is at least P, the cost is
     :math:`m P^2` for the normal matrix of the rows of some examples, :math:`P^3/3` for its factor and :math:`4RPS` per
-    sweep; it wins where rows are many times as many as parameters. Processes cannot share the rows. With rows in
-    float32, rounding inside the null space is a few times ``eps / rtol``, relative to the noise.
+    sweep; it wins where rows are many times as many as parameters, and no plan chooses it yet. A sample then changes no
+    row of unit length by more than 15 times ``rtol``, unless 16 sweeps do not suffice for that. Processes cannot share
+    the rows. With rows in float32, rounding inside the null space is a few times ``eps / rtol``, relative to the noise.
 
     Parameters
     ----------
@@ -167,9 +169,16 @@ class Sketched(Iterative):
         return _conjugate_gradients(state)
 
     def _guess(self, state: SketchState, carry: Carry) -> Tensor:
-        """Return the length of the recurred changes, of rows with their own lengths."""
+        """Return the length of the recurred changes, of rows with their own lengths.
+
+        Examples that were not taken may be unlike all that were, and too few to count in the residual: a sample is not
+        finished while it changes a row by much more than the tolerance.
+        """
         lengths = torch.where(state.scale > 0, state.scale.reciprocal(), 0.0)
-        return torch.stack([(changes * lengths).double().square().sum() for changes in carry[2]]).sqrt()
+        found = torch.stack([(changes * lengths).double().square().sum() for changes in carry[2]]).sqrt()
+        if isinstance(state.part, Combined):
+            return found
+        return torch.where(carry[2].abs().amax(1) > _MOST_CHANGED * self.rtol, float("inf"), found)
 
 
 def draw_examples(share: float, n_examples: int) -> Tensor:  # bool (n,)
