@@ -17,7 +17,7 @@ from nullbayes.linalg.rows import Rows
 
 
 def normal_matrix(rows: Rows, scale: Tensor | None = None, taken: Tensor | None = None) -> Tensor:  # (R,) -> (P, P)
-    """Return ``A.T @ diag(scale)² @ A``, in float64; of the rows of some examples alone, which ``taken`` marks."""
+    """Return ``A.T @ diag(scale)² @ A``, in float64. ``taken`` (bool, one per example) leaves other examples out."""
     rows.check_whole("The normal matrix A⊤A")
     result = torch.zeros(rows.n_columns, rows.n_columns, dtype=torch.float64, device=rows.device)
     sizes = limits(rows.device)

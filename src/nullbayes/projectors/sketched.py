@@ -1,4 +1,4 @@
-r"""Sketched: conjugate gradients on all rows, preconditioned by the factor of a part of what they say.
+r"""Sketched: conjugate gradients on all rows, preconditioned by a factor that is computed from a part of them.
 
 With :math:`\tilde A` the rows scaled to unit length, conjugate gradients on
 :math:`\tilde A^\top \tilde A x = \tilde A^\top \tilde A \varepsilon` minimize :math:`\|\tilde A (\varepsilon - x)\|`
@@ -38,7 +38,9 @@ from nullbayes.projectors.sweep import gram_precision
 _SHIFT = 1.0  # δ over the tolerance: less saves a few sweeps, and removes more of what the rows hardly see
 _LEAST_SHIFT = 1e-3  # δ at least: a part of the rows tells no more of the directions that they hardly see
 _RENEW_EVERY = 20  # steps after which the recurred gradient is replaced by the true one, because it drifts
-_MOST_CHANGED = 15.0  # over the tolerance: change of a row of unit length, where most of the examples are not taken
+_MOST_CHANGED = (
+    15.0  # over the tolerance: how much a row of unit length may change, where only a part of the examples is taken
+)
 _SEED = 0x736B65
 
 
@@ -171,8 +173,8 @@ class Sketched(Iterative):
     def _guess(self, state: SketchState, carry: Carry) -> Tensor:
         """Return the length of the recurred changes, of rows with their own lengths.
 
-        Examples that were not taken may be unlike all that were, and too few to count in the residual: a sample is not
-        finished while it changes a row by much more than the tolerance.
+        It is infinite for a sample that changes some row by much more than the tolerance, where only a part of the
+        examples was taken: others may be unlike all of these, and too few to count in the residual.
         """
         lengths = torch.where(state.scale > 0, state.scale.reciprocal(), 0.0)
         found = torch.stack([(changes * lengths).double().square().sum() for changes in carry[2]]).sqrt()
