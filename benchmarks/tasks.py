@@ -3,6 +3,7 @@
 - digits: the network of the demonstration; batchnorm: a CNN with batch normalization, on scikit-learn's digits;
 - lenet: on the folders ``lenet_data``, with ``lenet_n`` images (several of either are joined by plus signs);
 - resnet20: the published network on CIFAR-10, with ``resnet_parameters`` free (globs joined by plus signs; all: ``*``);
+- repeated: the same with ``repeated_n`` images: all there are, again and again, each time with other noise;
 - svhn: a residual network trained on SVHN digits, ``svhn*/*.npz`` like those of CIFAR-10;
 - uci: regressions, networks of one hidden layer, on the first ``splits`` of the usual splits;
 - minilm: a sentence encoder fine-tuned on CLINC150, ``minilm_parameters`` free for the loss-projected posterior and the
@@ -14,10 +15,16 @@ Those without their data or packages raise :class:`Skipped <benchmarks.frame.Ski
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from benchmarks.frame import Settings
 from nullbayes.experiments import tasks
 from nullbayes.experiments.tasks import Task
+
+_NOISE = 0.1  # standard deviation, of pixels whose own is about 1
 
 
 def _sizes(settings: Settings) -> dict[str, int]:
@@ -47,6 +54,18 @@ def _resnet20(settings: Settings) -> Iterator[Task]:
     yield tasks.published_resnet(settings, o.resnet_n, o.resnet_parameters.split("+"), **_sizes(settings))
 
 
+def _repeated(settings: Settings) -> Iterator[Task]:
+    o = settings.options
+    task = tasks.published_resnet(settings, o.repeated_n, o.resnet_parameters.split("+"), **_sizes(settings))
+    (x, y), generator = task.train, settings.generator()
+    assert isinstance(x, Tensor)
+    index = torch.arange(o.repeated_n) % len(y)
+    noise = _NOISE * torch.randn(o.repeated_n, *x.shape[1:], generator=generator).to(x)
+    noise[: len(y)] = 0.0
+    index = index.to(y.device)
+    yield replace(task, name=f"{task.name}, repeated with noise", train=(x[index] + noise, y[index]))
+
+
 def _svhn(settings: Settings) -> Iterator[Task]:
     o = settings.options
     free = o.resnet_parameters.split("+")
@@ -69,6 +88,6 @@ def _minilm(settings: Settings) -> Iterator[Task]:
 
 
 PARTS = {
-    "digits": _digits, "batchnorm": _batchnorm, "lenet": _lenet, "resnet20": _resnet20, "svhn": _svhn, "uci": _uci,
-    "minilm": _minilm,
+    "digits": _digits, "batchnorm": _batchnorm, "lenet": _lenet, "resnet20": _resnet20, "repeated": _repeated,
+    "svhn": _svhn, "uci": _uci, "minilm": _minilm,
 }  # fmt: skip

@@ -29,7 +29,7 @@ from nullbayes.predictive import SCORES, Mask, Prediction, default_score, predic
 State = TypeVar("State")
 LikelihoodLike = str | Likelihood | LossFn
 _ROW_BYTES = {"cpu": 2**26, "cuda": 2**30}  # of rows at new inputs, at a time: at least so many
-_ROW_COPIES = 16  # that a score may make of them, with room to spare
+_FORMED, _SCORED = 6, 24  # parts of a GPU's free memory: one for rows that are formed together, and that are scored
 REPORT_FIELDS = {name: REPORT[name] for name in ("reason", "n_data", "rank", "seconds", "peak_memory")}  # in a file
 DEFAULT_PRECISION = 1.0  # of the prior, whatever the data
 _COPIES = 3  # of the vectors of a budget, while they are found
@@ -256,17 +256,25 @@ def check_counts(settings: Mapping[str, int | None]) -> None:
 
 
 def rows_at(question: Question) -> Iterator[tuple[Question, Tensor]]:  # rows (n, O, P)
-    """Iterate over parts of the inputs with the rows of their outputs, few enough at a time to be held in memory."""
+    """Iterate over parts of the inputs with the rows of their outputs, few enough at a time to be held in memory.
+
+    On a GPU, the rows of many parts are formed together: for large networks, calls take longer than computing.
+    """
     network = question.network
-    most = _ROW_BYTES.get(network.device.type, 2**26)
-    if network.device.type == "cuda":  # few large chunks: for large networks, calls take longer than computing
-        most = max(most, free_memory(network.device) // _ROW_COPIES)
+    few = many = _ROW_BYTES.get(network.device.type, 2**26)
+    if network.device.type == "cuda":  # forming rows takes as much memory again, and a score a few times its part
+        free = free_memory(network.device)
+        few, many = max(few, free // _SCORED), max(many, free // _FORMED)
     for piece in stream(question.x, network, question.batch_fn, 1):
-        width = math.prod(network.output_shape(piece))
-        step = max(1, most // (width * network.n_parameters * network.dtype.itemsize))
-        for start in range(0, n_examples(piece), step):
-            part = take_examples(piece, start, start + step)
-            yield dataclasses.replace(question, x=part), output_rows(network, part).flatten(1, -2)
+        each = math.prod(network.output_shape(piece)) * network.n_parameters * network.dtype.itemsize
+        step = max(1, few // each)
+        together = max(1, many // each // step) * step
+        for first in range(0, n_examples(piece), together):
+            formed = take_examples(piece, first, first + together)
+            rows = output_rows(network, formed, many).flatten(1, -2)
+            for start in range(0, len(rows), step):
+                part = take_examples(formed, start, start + step)
+                yield dataclasses.replace(question, x=part), rows[start : start + step]
 
 
 @dataclass(frozen=True)

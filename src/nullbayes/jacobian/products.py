@@ -91,11 +91,14 @@ def _linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tens
     return _joined(parts)
 
 
-def output_rows(network: Network, x: Any) -> Tensor:  # (n, ..., P)
-    """Return the entries of the Jacobian of the outputs, example by example."""
+def output_rows(network: Network, x: Any, room: int = 0) -> Tensor:  # (n, ..., P)
+    """Return the entries of the Jacobian of the outputs, example by example.
+
+    Forming them takes ``room`` bytes at most, or the usual temporary memory where that is more.
+    """
     rows = _layer_rows(network, x)
     parts = []
-    for piece in _in_pieces(x, rows.examples_at_a_time):
+    for piece in _in_pieces(x, max(rows.examples_at_a_time, room // rows.example_bytes)):
         values, block = _block(network, rows, piece)
         parts.append(block.dense().view(len(values), *network.output_shape(x), -1))
     return parts[0] if len(parts) == 1 else torch.cat(parts)  # which copies even one
