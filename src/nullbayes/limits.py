@@ -169,6 +169,25 @@ class RowCosts:
     compact_bytes: int = 0  # to hold them as factors, from which products compute entries; 0 if that is not possible
 
     @property
+    def whole_rows(self) -> int:
+        """The rows of all processes."""
+        return self.all_rows or self.n_rows
+
+    @property
+    def whole_columns(self) -> int:
+        """The columns of all processes."""
+        return self.all_columns or self.n_columns
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether one process has all rows and all columns."""
+        return self.processes == self.column_parts == 1
+
+    def products(self, n_vectors: int) -> float:
+        """Operations of the products of all rows with vectors, and back."""
+        return 2.0 * self.n_rows * n_vectors * self.product_flops
+
+    @property
     def gram_flops(self) -> float:
         """Operations per entry of a Gram matrix."""
         return sum(piece.gram_flops for piece in self.pieces)

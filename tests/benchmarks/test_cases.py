@@ -254,7 +254,7 @@ def test_options_are_read_as_what_they_were() -> None:
 @pytest.mark.parametrize(
     ("arguments", "advice"),
     [
-        (["no_such_case"], "there are choice, "),
+        (["no_such_case"], "there are blocks, "),
         (["choice", "--set", "colour=red"], "with one of direct, "),
         (["choice", "--set", "n"], "write NAME=VALUE"),
         (["choice", "--device", "cuda"], "use --device cpu"),

@@ -24,7 +24,7 @@ import nullbayes as nb
 from nullbayes.errors import SettingsError
 from nullbayes.limits import rates_of
 from nullbayes.linalg import spectral
-from nullbayes.projectors import ExactDual, ExactPrimal, Krylov, auto, sweep
+from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, auto, candidates, sweep
 
 MIB = 2**20
 OWN = 4 * MIB  # what the process itself takes while it works: Python's objects, library buffers
@@ -184,7 +184,7 @@ ADDED = {torch.ops.aten.addmm_: added_product, torch.ops.aten.addmm: added_produ
         ("lenet", 30, "output", ExactDual),
         ("lenet", 100, "loss", ExactDual),
         ("tiny", 200, "output", ExactPrimal),
-        ("small", 250, "output", Krylov),
+        ("small", 250, "output", Alternating),
         ("mlp", 250, "output", Krylov),
         ("cnn", 150, "output", Krylov),
     ],
@@ -195,10 +195,11 @@ def test_planned_operations_match_the_operations_done(name: str, n: int, kind: s
 
 def test_planned_operations_count_products_of_halves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A factor in float32, as on a GPU, whatever the device is: three products for one."""
-    for module in (auto, spectral):
+    for module in (auto, candidates, spectral):
         monkeypatch.setattr(module, "half_is_fast", lambda _: True)
     monkeypatch.setattr(sweep, "double_is_fast", lambda _: False)
-    monkeypatch.setattr(auto, "rates_of", lambda device: replace(rates_of(device), narrow=1e13))
+    for module in (auto, candidates):
+        monkeypatch.setattr(module, "rates_of", lambda device: replace(rates_of(device), narrow=1e13))
     halves = check_operations("cnn", 150, "output", Krylov)
     monkeypatch.undo()
     assert halves.operations > 1.02 * check_operations("cnn", 150, "output", Krylov).operations
@@ -216,13 +217,17 @@ def check_operations(name: str, n: int, kind: str, method: type) -> Any:
             state.parallel_sweep(noise)
             if rows.n_rows > rows.n_columns:  # a step does without the rows, the residual does not
                 rows.mv(noise), rows.mv(noise)
+        elif isinstance(plan.projector, Alternating):
+            state.sequential_sweep(noise)
         elif isinstance(plan.projector, ExactDual):
             state.correction(noise)
         else:
             rows.mv(noise), rows.mv(noise)
             state.correction(noise)
     done = counter.get_total_flops()
-    if not isinstance(plan.projector, Krylov):  # Cholesky factors and solves consist of products, eigenvectors do not
+    if isinstance(
+        plan.projector, ExactDual | ExactPrimal
+    ):  # Cholesky factors and solves consist of products, eigenvectors do not
         done += 9 * min(rows.n_rows, rows.n_columns) ** 3
     assert plan.operations / 1.5 <= done <= 1.5 * plan.operations
     return plan

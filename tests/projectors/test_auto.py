@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nullbayes.errors import SettingsError
 from nullbayes.limits import LIMITS, PieceCosts, RowCosts, Storage
-from nullbayes.projectors import ExactDual, ExactPrimal, Krylov, Plan, Sketched, auto, choose
+from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Plan, Sketched, auto, choose
 from nullbayes.projectors.sketched import combinations
 
 MIB, GIB = 2**20, 2**30
@@ -56,9 +56,10 @@ def graphics_card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def block_rows(plan: Plan) -> int:
-    assert isinstance(plan.projector, Krylov)
-    assert plan.projector.alternating.block_rows is not None
-    return plan.projector.alternating.block_rows
+    blocks = plan.projector.alternating if isinstance(plan.projector, Krylov) else plan.projector
+    assert isinstance(blocks, Alternating)
+    assert blocks.block_rows is not None
+    return blocks.block_rows
 
 
 @pytest.mark.parametrize(
@@ -73,14 +74,14 @@ def block_rows(plan: Plan) -> int:
         (100, 100, ExactPrimal),
         (1, 1, ExactPrimal),
         (60_000, 1_001, Krylov),
-        (600_000, 44_426, Krylov),
+        (600_000, 44_426, Alternating),
     ],
 )
 def test_few_rows_or_few_columns_are_solved_directly(n_rows: int, n_columns: int, kind: type) -> None:
     plan = choose(Shape(n_rows, n_columns), n_samples=30, memory_limit=1000 * GIB, rtol=3e-3)
     assert type(plan.projector) is kind
     assert plan.projector.rtol == 3e-3
-    if kind is not Krylov:
+    if kind in (ExactDual, ExactPrimal):
         assert plan.projector.truncate  # there may be no exact kernel
     assert plan.storage in ("device", "half")
     assert f"{n_rows:,}" in plan.reason or f"{n_columns:,}" in plan.reason
@@ -114,6 +115,39 @@ def test_many_outputs_per_example_are_sketched_on_a_cpu_where_that_is_sooner(gra
     assert isinstance(projector(1), Krylov)  # no combinations of a single row
     assert isinstance(projector(10, 2_000), Krylov)  # all of them are factored in a moment
     assert isinstance(projector(10, device="cuda"), Krylov)
+    assert isinstance(projector(10, 60_000), Sketched)  # more than the parameters
+    assert isinstance(projector(10, 600_000), Alternating)  # with as many combinations as that
+
+
+@pytest.mark.parametrize("outputs", [1, 10])
+def test_blocks_of_more_rows_than_parameters_are_swept_one_after_the_other(outputs: int, graphics_card: None) -> None:
+    """Conjugate gradients over blocks would leave little variance, and not what tells strangers."""
+    for n_rows, limit, kind in [(20_000, 2, Krylov), (100_000, 12, Alternating)]:
+        rows = Shape(n_rows, 44_426, outputs, device="cuda")
+        plan = choose(rows, n_samples=30, memory_limit=limit * GIB)  # less than a factor of all rows needs
+        assert block_rows(plan) < n_rows
+        assert isinstance(plan.projector, kind)
+        assert ("one after the other" in plan.reason) == (kind is Alternating)
+
+
+@pytest.mark.parametrize("processes", [{"processes": 2}, {"column_parts": 2}])
+def test_blocks_of_several_processes_are_swept_by_conjugate_gradients(
+    processes: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sweeps of processes are averaged, which converges slowly."""
+    rows, one = Shape(100_000, 44_426), Shape.costs
+    monkeypatch.setattr(Shape, "costs", lambda self, storage="device": replace(one(self, storage), **processes))
+    assert isinstance(choose(rows, n_samples=30, memory_limit=20 * GIB).projector, Krylov)
+
+
+def test_rows_that_do_not_fit_are_sketched_on_a_graphics_card_too(graphics_card: None) -> None:
+    def projector(n_rows: int, outputs: int = 10) -> object:
+        rows = Shape(n_rows, 269_722, outputs, device="cuda", example_bytes=2**24)
+        return choose(rows, n_samples=30, memory_limit=119 * GIB, rtol=3e-2).projector
+
+    assert isinstance(projector(100_000), Krylov)  # which fit as halves
+    assert isinstance(projector(500_000), Sketched)
+    assert not isinstance(projector(500_000, 2), Sketched)
 
 
 @pytest.mark.parametrize(("outputs", "n_rows", "combined"), [(3, 20_001, 1), (10, 6_000, 2), (10, 60_000, 1)])
@@ -260,7 +294,7 @@ def test_plan_prints_what_it_would_do() -> None:
     plan = choose(Shape(60_000, 20_000), n_samples=10, memory_limit=GIB)
     text = str(plan)
     assert "60,000 rows over 20,000 parameters, 10 samples" in text
-    assert "Krylov(" in text
+    assert "Alternating(" in text
     assert plan.reason in text
     assert "formed again" in text
     assert "of 1.00" in text

@@ -168,8 +168,11 @@ def test_a_batch_of_samples_gives_what_a_loop_gives(name: str, case: str) -> Non
         warnings.simplefilter("ignore", ConvergenceWarning)
         together = projector.apply(state, noise)
         alone = [projector.apply(state, one[None]) for one in noise]
+    tall = len(matrix) > matrix.shape[1]
+    loose = name == "Sketched" and tall  # many steps, each of which amplifies the rounding of those before
+    apart = 2e-6 * (noise @ matrix.T).norm(dim=1) / smallest(matrix)  # of two results that meet the tolerance
     for i, single in enumerate(alone):
         error = (together.directions[i] - single.directions[0]).norm()
-        assert error <= 1e-12 * noise[i].norm()
+        assert error <= (apart[i] if loose else 1e-12 * noise[i].norm())
         assert together.info.converged[i] == single.info.converged[0]
     assert together.info.sweeps == max(single.info.sweeps for single in alone)

@@ -10,7 +10,17 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes.errors import ConvergenceWarning
-from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Outcome, Projection, Projector
+from nullbayes.projectors import (
+    Alternating,
+    ExactDual,
+    ExactPrimal,
+    Krylov,
+    Lanczos,
+    Outcome,
+    Projection,
+    Projector,
+    Sketched,
+)
 from nullbayes.testing import cases, kernel_projector
 from support.drawing import matrix_from_singular_values, randn
 
@@ -319,3 +329,25 @@ def test_a_sample_that_is_above_the_tolerance_by_chance_is_told_so(name: str) ->
     with pytest.warns(nb.errors.ConvergenceWarning, match="in the mean over noise.*by chance: use them as they are"):
         projection = projector.apply(projector.prepare(nb.DenseRows(matrix)), noise)
     assert projection.info.outcome is Outcome.IN_THE_MEAN
+
+
+# --- rows that are more than the columns ---
+
+
+@pytest.mark.parametrize("n_blocks", [2, 4])
+def test_conjugate_gradients_over_blocks_leave_least_where_rows_are_more_than_columns(n_blocks: int) -> None:
+    """Their steps count every direction of a block alike. This is why plans avoid them there."""
+    n_rows, n_columns = 1200, 600
+    scales = torch.arange(1, n_columns + 1, dtype=torch.float64) ** -1.5
+    matrix = (gaussian(n_rows, n_columns) * scales) @ torch.linalg.qr(gaussian(n_columns, n_columns, 1)).Q
+    rows, noise = nb.DenseRows(matrix), gaussian(20, n_columns, 2)
+    rows.rows_per_example = 5
+    blocks = Alternating(block_rows=n_rows // n_blocks)
+    one, several, swept, sketched = (
+        projector.apply(projector.prepare(rows), noise).info
+        for projector in (Krylov(Alternating(block_rows=n_rows)), Krylov(blocks), blocks, Sketched(0.2))
+    )
+    for info in (one, swept, sketched):
+        assert info.converged.all()
+        assert info.kernel_dimension > 1.3 * several.kernel_dimension
+    assert several.converged.all()

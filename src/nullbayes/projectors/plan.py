@@ -101,6 +101,24 @@ class Plan:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A projector with its own bytes, operations and seconds; those of the rows are counted beside them."""
+
+    projector: Projector
+    reason: str
+    block_rows: int
+    matrix_bytes: int  # of factors or eigenvectors, which stay
+    factoring_bytes: int  # temporary, while the matrices are summed and factored
+    prepare_flops: float
+    prepare_seconds: float
+    sweeps: float
+    solve_flops: float  # per sweep, and those of tiles on a diagonal that are computed whole
+    solve_seconds: float = 0.0  # per sweep
+    narrowness: float = 2.4  # seconds of products of rows with the samples, over those of square matrices
+    passes: float = 0.0  # over rows that are formed again, beside one per sweep; 0: blocks are formed as a whole
+
+
 def _in_words(seconds: float) -> str:
     """Say how long something takes, in a unit that suits it."""
     if seconds < 1.0:
