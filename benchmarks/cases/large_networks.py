@@ -71,10 +71,9 @@ def _fitted(settings: Settings, task: Task, kind: str, tolerance: float) -> dict
     make(task.model, prior_precision=1.0).fit(few, n_samples=2, tolerance=0.3, progress=False)  # a warm-up
     with Clock(settings.device) as planning:
         plan = nb.plan(task.model, loader, o.samples, loss=kind == "loss", tolerance=tolerance)
-    posterior = make(task.model, prior_precision=1.0)
-    noise = torch.randn(o.samples, plan.n_parameters, generator=settings.generator()).to(settings.device)
+    posterior, generator = make(task.model, prior_precision=1.0), settings.generator()
     with Clock(settings.device) as clock, Peak(settings.device) as peak:
-        posterior.fit(loader, n_samples=o.samples, tolerance=tolerance, base=noise, progress=False)
+        posterior.fit(loader, n_samples=o.samples, tolerance=tolerance, generator=generator, progress=False)
     report, directions = posterior.report, posterior.directions[: o.compared].clone()
     row = {
         "network": task.name, "n_rows": report.n_rows, "parameters": report.n_parameters, "seconds": clock.seconds,
@@ -83,7 +82,14 @@ def _fitted(settings: Settings, task: Task, kind: str, tolerance: float) -> dict
         "peak_mib": cuda_mib(peak), "tolerance": tolerance, "residual": max(report.residual),
     }  # fmt: skip
     del posterior
-    return {**row, "in float64": residual_again(task.model, loader, directions, noise[: o.compared], kind)}
+    noise = _noise(report.seed, directions)
+    return {**row, "in float64": residual_again(task.model, loader, directions, noise, kind)}
+
+
+def _noise(seed: int, directions: Tensor) -> Tensor:
+    """Return the noise that a fit with this seed has projected."""
+    each = (torch.Generator().manual_seed(seed + i) for i in range(len(directions)))
+    return torch.stack([torch.randn(directions.shape[1], generator=generator) for generator in each]).to(directions)
 
 
 @torch.no_grad()

@@ -162,6 +162,7 @@ class RowCosts:
     held_bytes: int  # to hold them as `storage` says, on the device or the host; 0 if they are not held, or already
     normal_flops: float  # of the normal matrix of all rows
     example_bytes: int = 0  # temporary bytes per example while its rows are formed; 0 if they need not be
+    example_flops: float = 0.0  # of the layers, forwards and backwards, while its rows are formed
     processes: int = 1  # that have as many rows each
     all_rows: int = 0  # of all processes; 0 if there are no others
     column_parts: int = 1  # processes that have as many columns each

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.errors import InputError, NullBayesError
+from nullbayes.jacobian.products import output_rows
 from support.cube import Cube
 from support.drawing import randn
 from support.method_table import X_NEW, Method, each_method
@@ -116,3 +117,33 @@ def test_an_error_of_the_network_on_valid_inputs_is_passed_on() -> None:
     posterior.fit([CLASSIFICATION.data(n=3)], 3, progress=False)
     with pytest.raises(ArithmeticError, match="too large"):
         posterior.predict(1000 * X_NEW.abs())
+
+
+@pytest.mark.parametrize(("scored", "formed"), [(2, 7), (5, 16), (1, 4), (3, 3), (40, 80), (1, 1)])
+@pytest.mark.parametrize("form", ["tensor", "tuple", "mapping"])
+def test_rows_of_inputs_may_be_formed_and_scored_in_parts(
+    scored: int, formed: int, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU, more are formed than scored at a time: so many examples' rows in these bytes."""
+
+    class Network(nn.Linear):
+        def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+            return super().forward(x) + shift
+
+    generator = torch.Generator().manual_seed(0)
+    x, y = (randn(37, width, dtype=torch.float64, generator=generator) for width in (4, 3))
+    inputs: dict[str, Any] = {"tensor": x, "tuple": (x, x[:, :1]), "mapping": {"x": x, "shift": x[:, :1]}}
+    model = (nn.Linear(4, 3) if form == "tensor" else Network(4, 3)).double()
+    posterior = nb.baselines.LocalEnsemble(model, "regression", memory_budget=8).fit([(inputs[form], y)])
+    expected, each, formed_at_once = posterior.ood_score(inputs[form]), 3 * 15 * 8, list[int]()
+
+    def watched(network: Any, x: Any, room: int) -> Tensor:
+        rows = output_rows(network, x, room)
+        formed_at_once.append(len(rows))
+        return rows
+
+    monkeypatch.setattr("nullbayes.baselines.method._row_bytes", lambda _: (scored * each, formed * each))
+    monkeypatch.setattr("nullbayes.baselines.method.output_rows", watched)
+    torch.testing.assert_close(posterior.ood_score(inputs[form]), expected)
+    assert sum(formed_at_once) == 37
+    assert max(formed_at_once) == min(37, formed // scored * scored)

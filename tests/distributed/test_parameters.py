@@ -237,7 +237,7 @@ def test_a_plan_for_divided_parameters_says_what_each_process_holds() -> None:
     assert (plan.n_rows, plan.n_parameters, plan.processes, plan.parameters_each) == (60, 363, 2, 200)
     assert "of at most 200 parameters in each process" in str(plan)
     assert plan.peak_bytes < one.peak_bytes
-    for times, projector in ((7, nb.projectors.ExactDual), (10, nb.projectors.Krylov)):  # more rows than parameters
+    for times, projector in ((7, nb.projectors.ExactDual), (10, nb.projectors.Alternating)):  # more rows than columns
         many = tuple(part.repeat(times, *(1,) * (part.ndim - 1)) for part in data())
         tall = nb.plan(network(), many, 18, processes=2, parallel="parameters")
         assert isinstance(tall.projector, projector)

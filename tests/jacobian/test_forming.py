@@ -48,6 +48,14 @@ def test_forward_mode_needs_memory_for_what_passes_through_layers_alone() -> Non
         assert rows.examples_within(1000) == 1
 
 
+def test_operations_of_layers_are_counted_forwards_and_for_each_output_backwards() -> None:
+    """A convolution with nine positions of 2 x 3 x 2 x 2 weights, and a linear layer of 18 inputs and 4 outputs."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(18, 4))
+    data, forward = [(randn(5, 3, 4, 4).float(), torch.tensor([0, 1, 2, 3, 0]))], 2 * (9 * 24 + 72)
+    assert nb.OutputJacobian(model, data).costs().example_flops == forward * (1 + 2 * 4)
+    assert nb.LossJacobian(model, data).costs("recompute").example_flops == forward * (1 + 2)
+
+
 def test_rows_are_formed_in_chunks_of_even_size(monkeypatch: pytest.MonkeyPatch) -> None:
     model, (x, y) = BATCHNORM.build(), CLASSIFICATION.data(BATCHNORM, n=7)
     rows, sizes = nb.OutputJacobian(model, [(x, y)]), []

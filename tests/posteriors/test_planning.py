@@ -67,6 +67,16 @@ def plan(loader: Any, **options: Any) -> nb.Plan:
     return nb.plan(MLP.build(), loader, 5, "1GB", **options)
 
 
+@pytest.mark.cpu
+def test_seconds_are_those_of_a_cpu_as_fast_as_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice does not depend on it: the same projector is taken, however busy the machine is."""
+    found, cpu = plan([(X, Y)]), torch.device("cpu")
+    monkeypatch.setattr("nullbayes.projectors.plan._slowness", lambda n_threads: 3.0)
+    assert dataclasses.replace(plan([(X, Y)]), seconds=found.seconds) == found
+    assert found.for_this_machine(cpu).seconds == 3.0 * found.seconds
+    assert found.for_this_machine(torch.device("cuda")).seconds == found.seconds
+
+
 @pytest.mark.parametrize("loss", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 16, 48])
 def test_a_plan_reads_a_few_batches_and_is_the_plan_of_all_of_them(loss: bool, batch_size: int) -> None:

@@ -258,13 +258,11 @@ def check_counts(settings: Mapping[str, int | None]) -> None:
 def rows_at(question: Question) -> Iterator[tuple[Question, Tensor]]:  # rows (n, O, P)
     """Iterate over parts of the inputs with the rows of their outputs, few enough at a time to be held in memory.
 
-    On a GPU, the rows of many parts are formed together: for large networks, calls take longer than computing.
+    On a GPU, the rows of many parts are formed together: for large networks, calls take longer than computing. While
+    rows are formed, those before them are still held, so that together they take three times their bytes at most.
     """
     network = question.network
-    few = many = _ROW_BYTES.get(network.device.type, 2**26)
-    if network.device.type == "cuda":  # forming rows takes as much memory again, and a score a few times its part
-        free = free_memory(network.device)
-        few, many = max(few, free // _SCORED), max(many, free // _FORMED)
+    few, many = _row_bytes(network.device)
     for piece in stream(question.x, network, question.batch_fn, 1):
         each = math.prod(network.output_shape(piece)) * network.n_parameters * network.dtype.itemsize
         step = max(1, few // each)
@@ -275,6 +273,15 @@ def rows_at(question: Question) -> Iterator[tuple[Question, Tensor]]:  # rows (n
             for start in range(0, len(rows), step):
                 part = take_examples(formed, start, start + step)
                 yield dataclasses.replace(question, x=part), rows[start : start + step]
+
+
+def _row_bytes(device: torch.device) -> tuple[int, int]:
+    """Return the bytes of rows that are scored together, and of those that are formed together."""
+    least = _ROW_BYTES.get(device.type, 2**26)
+    if device.type != "cuda":
+        return least, least
+    free = free_memory(device)
+    return max(least, free // _SCORED), max(least, free // _FORMED)
 
 
 @dataclass(frozen=True)

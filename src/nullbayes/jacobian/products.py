@@ -94,7 +94,7 @@ def _linearized(network: Network, x: Any, vectors: Tensor) -> tuple[Tensor, Tens
 def output_rows(network: Network, x: Any, room: int = 0) -> Tensor:  # (n, ..., P)
     """Return the entries of the Jacobian of the outputs, example by example.
 
-    Forming them takes ``room`` bytes at most, or the usual temporary memory where that is more.
+    ``room`` are temporary bytes to form them, beside the result and a copy of it; the usual ones where these are more.
     """
     rows = _layer_rows(network, x)
     parts = []

@@ -162,6 +162,11 @@ class RowBuilder:
         return max(1, self.working_bytes // self.example_bytes)
 
     @property
+    def example_flops(self) -> float:
+        """Floating-point operations per example of the layers: forwards, and twice that backwards for each output."""
+        return 2.0 * self.operations * (1 + 2 * self.width)
+
+    @property
     def fits(self) -> bool:
         """Whether the rows of one example can be formed in the memory that is meant for it."""
         return self.example_bytes <= self.working_bytes

@@ -187,6 +187,7 @@ class JacobianRows(Rows):
             held_bytes=held,
             normal_flops=n * normal_flops(factors),
             example_bytes=self._layers.example_bytes,
+            example_flops=self._layers.example_flops,
             processes=self.examples.group.size,
             all_rows=self.examples.n_all * self.rows_per_example,
             compact_bytes=n * sum(p.costs().n_bytes for p in smaller) if any(p.compact for p in smaller) else 0,

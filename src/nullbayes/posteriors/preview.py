@@ -65,10 +65,11 @@ def plan(
     batches, and ``print(plan)`` says so. Data that were not read can change the plan only if some of their positions
     do not count (``ignore_index``) and the first batches have none such. ``fit`` checks all of the data.
 
-    The time is that of ``prior_precision="auto"``, without the time that the loader takes. It depends on the kind of
-    device and on whether torch has one thread or several, not on the speed of this machine: on one thread of the CPU
-    on which its rates were measured, fits took 0.6 to 3 times as long as planned. A fit that takes more than a minute
-    because ``memory_limit`` is small causes a warning, with a limit that makes it sooner; ``fit`` gives it, too.
+    The time is that of ``prior_precision="auto"``, without the time that the loader takes. On a CPU, a product of
+    matrices is timed once per process, which tells how fast the machine is; the choice of the projector does not depend
+    on that. How many sweeps a fit needs depends on what the network has learned, which a plan cannot see: fits of image
+    networks took 0.6 to 3 times as long as planned. A fit that takes more than a minute because ``memory_limit`` is
+    small causes a warning, with a limit that makes it sooner; ``fit`` gives it, too.
 
     Examples
     --------
@@ -107,4 +108,5 @@ def plan(
             with contextlib.suppress(SettingsError):  # a trial that does not fit has a smaller plan of its own
                 seconds += chosen(first.on(trial), n_samples=SAMPLES).seconds
     note = f"planned for about {beginning.n_examples:,} examples, by the length of the loader"
-    return dataclasses.replace(found, seconds=seconds, note=note if beginning.estimated else "")
+    found = dataclasses.replace(found, seconds=seconds, note=note if beginning.estimated else "")
+    return found.for_this_machine(rows.device)

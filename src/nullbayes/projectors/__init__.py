@@ -3,8 +3,8 @@
 ===================  ======================================================================================
 ``ExactDual``        factor or eigenvectors of the Gram matrix of the rows: few rows
 ``ExactPrimal``      eigenvectors of A⊤A: few parameters, any number of rows; can truncate to a tolerance
-``Alternating``      block after block, the paper's algorithm: more rows than parameters
-``Krylov``           conjugate gradients around it: fewer rows; with a single block, a direct method refined
+``Alternating``      block after block, the paper's algorithm: a few blocks of more rows than parameters
+``Krylov``           conjugate gradients around it: the default; with a single block, a direct method refined
 ``Sketched``         conjugate gradients on all rows, preconditioned by a part of them: examples with many outputs
 ``Lanczos``          removes a Krylov space: where not even a block of rows can be formed
 ===================  ======================================================================================

@@ -22,8 +22,8 @@ class Alternating(Iterative):
     Cost for blocks of b rows: :math:`R\,b\,P` operations for the Gram matrices, :math:`R\,b^2/3` for their factors,
     :math:`4RPS` per sweep of S samples; memory :math:`R\,b` numbers in addition to the rows. Convergence is linear;
     small angles between blocks make it slow, larger blocks make it fast (one block is the direct method). ``Krylov``
-    around it needs far fewer sweeps where rows are fewer than columns. Where they are more, this needs fewer, and
-    leaves more of what the rows hardly see.
+    around it needs far fewer sweeps where rows are fewer than columns, or blocks are many. With a few blocks of more
+    rows than columns, this needs few as well, and leaves more of the variance.
 
     Parameters
     ----------

@@ -21,14 +21,15 @@ from nullbayes.limits import (
     rates_of,
 )
 from nullbayes.linalg.rows import Rows
-from nullbayes.projectors.candidates import DIVIDED, HALF_RTOL, large
+from nullbayes.projectors.candidates import DIVIDED, HALF_RTOL, Candidate, iterative_candidates
 from nullbayes.projectors.direct import Direct, ExactDual, ExactPrimal
 from nullbayes.projectors.krylov import Krylov
-from nullbayes.projectors.plan import Candidate, Plan
+from nullbayes.projectors.plan import Plan
 
 _DIRECT = 500  # rows or columns up to which all eigenvectors are found in a moment
 _CLEARLY = 1.05  # by which another storage has to be sooner than entries on the device, which are exact
-_BLUNT = 2.0  # by which conjugate gradients over blocks have to be sooner, where they remove what rows hardly see
+_FEW, _SOONER = 16, 2.0  # blocks, and by how much conjugate gradients over them have to be sooner; see _preference
+_NETWORK = 0.3  # of the speed of products of large matrices: what a network reaches while rows are formed
 _ENTRIES_RATE = 50.0  # products of halves over operations that compute entries for the tiles of a Gram matrix
 
 
@@ -88,13 +89,14 @@ def choose(rows: Rows, *, n_samples: int, memory_limit: int, rtol: float = 1e-2,
 def _preference(plan: Plan) -> float:
     """Return the seconds of a plan, and more for one that is less exact, or keeps less of the variance.
 
-    Conjugate gradients over several blocks count each direction that a block removes alike. Where rows are about as
-    many as parameters, they leave a half or less of what others leave at the same residual, and not what tells
-    strangers: on a network of 4,430 parameters with 10,000 rows, AUROC of the variance was 0.26 instead of 0.96.
+    Conjugate gradients over a few blocks count each direction alike that a block removes. From half as many rows as
+    parameters on, they leave clearly less of the variance than other methods leave at the same residual, and not what
+    tells strangers: ``python -m benchmarks blocks``.
     """
     seconds = plan.seconds * (1.0 if plan.storage == "device" else _CLEARLY)
-    blocks = isinstance(plan.projector, Krylov) and plan.projector.alternating.block_rows != plan.n_rows
-    return seconds * (_BLUNT if blocks and 2 * plan.n_rows > plan.n_parameters else 1.0)
+    blocks = plan.projector.alternating.block_rows if isinstance(plan.projector, Krylov) else None
+    few = blocks is not None and 1 < -(-plan.n_rows // blocks) <= _FEW
+    return seconds * (_SOONER if few and 2 * plan.n_rows > plan.n_parameters else 1.0)
 
 
 def _each(costs: RowCosts) -> str:
@@ -173,7 +175,8 @@ class _CostModel:
         plans = [] if direct is None else [self._plan(direct)]
         if any(plan.peak_bytes <= self.memory_limit for plan in plans):
             return plans
-        return plans + [self._plan(found) for found in large(costs, self.n_samples, self.memory_limit, self.rtol)]
+        others = iterative_candidates(costs, self.n_samples, self.memory_limit, self.rtol)
+        return plans + [self._plan(candidate) for candidate in others]
 
     def _direct(self) -> Candidate | None:
         """Return the truncated direct method, if the problem is small."""
@@ -219,7 +222,9 @@ class _CostModel:
         )
         entries = float(costs.n_rows) * costs.n_columns  # of which factors have fewer, and are formed sooner
         numbers = max(costs.full_bytes / costs.dtype.itemsize, entries / 4.0)
-        forming = numbers / rates.formed + costs.forming_chunks(working) * rates.chunk
+        written = numbers / rates.formed + costs.forming_chunks(working) * rates.chunk
+        network = costs.n_rows / costs.rows_per_example * costs.example_flops / (_NETWORK * rates.single)
+        forming = written + network
         seconds = method.prepare_seconds + method.sweeps * method.solve_seconds + forming
         if costs.storage == "half":
             sweep *= 2.0
@@ -241,8 +246,8 @@ class _CostModel:
             sweep += forming * (1.2 if parts == 1 else 2.2)
             seconds += forming * max(0.0, (parts - 1) / 2)
         elif costs.storage == "matrix_free":
-            sweep += 4.0 * forming * self.n_samples
-            seconds += forming * 2.0 * block
+            sweep += 4.0 * written * self.n_samples
+            seconds += written * 2.0 * block
         return Plan(
             projector=method.projector,
             storage=costs.storage,

@@ -39,8 +39,8 @@ class Krylov(Iterative):
     :math:`4RPS` per sweep of S samples, as for ``Alternating``, but far fewer sweeps; memory :math:`R\,b` numbers in
     addition to the rows, and three more vectors per sample. It wins where all rows in one block are too many to be
     factored, and where several processes share the rows. With a single block it is the direct method with refinement.
-    Several blocks with more rows than columns leave little of the null space that is left at the tolerance: take
-    ``Alternating`` or ``Sketched`` there.
+    With few blocks, and more rows than columns, samples keep about half of the variance that ``Alternating`` and
+    ``Sketched`` leave at the same residual.
 
     Parameters
     ----------

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import time
+from dataclasses import dataclass, replace
 
-from nullbayes.limits import Storage
+import torch
+
+from nullbayes.limits import Storage, rates_of
 from nullbayes.projectors.base import Projector
+
+_SIDE, _TIMES = 768, 5  # of matrices that are multiplied to learn how fast a CPU is, and how often: 30 milliseconds
 
 
 @dataclass(frozen=True)
@@ -35,8 +41,8 @@ class Plan:
     working_bytes : int
         The part of them that is temporary memory for forming and multiplying rows.
     seconds : float
-        Estimated time. :func:`choose` counts the projection alone; ``nb.plan`` adds the trial that finds a precision,
-        and half a second for everything else.
+        Estimated time. :func:`choose` counts the projection alone, on one machine of each kind; ``nb.plan`` adds the
+        trial that finds a precision, and half a second for everything else, and counts with the speed of this CPU.
     note : str
         What the plan had to guess; empty if nothing.
     processes : int
@@ -74,6 +80,11 @@ class Plan:
     processes: int = 1
     parameters_each: int = 0
 
+    def for_this_machine(self, device: torch.device) -> Plan:
+        """Return the plan with the seconds of this machine, by a product of matrices that is timed once on a CPU."""
+        slowness = _slowness(torch.get_num_threads()) if device.type == "cpu" else 1.0
+        return replace(self, seconds=slowness * self.seconds)
+
     def to_dict(self) -> dict[str, str | int | float]:
         """Return the plan as plain numbers and strings, ready for JSON; the projector as it prints."""
         return {**vars(self), "projector": str(self.projector)}
@@ -101,24 +112,6 @@ class Plan:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A projector with its own bytes, operations and seconds; those of the rows are counted beside them."""
-
-    projector: Projector
-    reason: str
-    block_rows: int
-    matrix_bytes: int  # of factors or eigenvectors, which stay
-    factoring_bytes: int  # temporary, while the matrices are summed and factored
-    prepare_flops: float
-    prepare_seconds: float
-    sweeps: float
-    solve_flops: float  # per sweep, and those of tiles on a diagonal that are computed whole
-    solve_seconds: float = 0.0  # per sweep
-    narrowness: float = 2.4  # seconds of products of rows with the samples, over those of square matrices
-    passes: float = 0.0  # over rows that are formed again, beside one per sweep; 0: blocks are formed as a whole
-
-
 def _in_words(seconds: float) -> str:
     """Say how long something takes, in a unit that suits it."""
     if seconds < 1.0:
@@ -127,3 +120,14 @@ def _in_words(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"about {seconds / size:.2g} {unit}"
     return f"about {seconds:.0f} s"
+
+
+@functools.cache
+def _slowness(n_threads: int) -> float:
+    """Return how many times as long a product of matrices takes as on the CPU whose rates the cost model has."""
+    matrix, took = torch.ones(_SIDE, _SIDE, dtype=torch.float32, device="cpu"), list[float]()
+    for _ in range(_TIMES):
+        start = time.perf_counter()
+        matrix @ matrix
+        took.append(time.perf_counter() - start)
+    return min(took) * rates_of(matrix.device).single / (2.0 * _SIDE**3)

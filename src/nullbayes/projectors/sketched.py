@@ -38,9 +38,8 @@ from nullbayes.projectors.sweep import gram_precision
 _SHIFT = 1.0  # δ over the tolerance: less saves a few sweeps, and removes more of what the rows hardly see
 _LEAST_SHIFT = 1e-3  # δ at least: a part of the rows tells no more of the directions that they hardly see
 _RENEW_EVERY = 20  # steps after which the recurred gradient is replaced by the true one, because it drifts
-_MOST_CHANGED = (
-    15.0  # over the tolerance: how much a row of unit length may change, where only a part of the examples is taken
-)
+# over the tolerance: how much a row of unit length may change, where only a part of the examples is taken
+_MOST_CHANGED = 15.0
 _SEED = 0x736B65
 
 
