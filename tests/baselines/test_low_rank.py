@@ -200,7 +200,7 @@ class Words(torch.nn.Module):
         return self.head(torch.tanh(self.seen(x))).mean(1)
 
 
-@pytest.mark.parametrize("kind", [LanczosLaplace, LocalEnsemble, SketchedLanczos])
+@pytest.mark.parametrize("kind", [LanczosLaplace, LocalEnsemble, SketchedLanczos, SCOD])
 def test_products_without_rows_find_the_same_as_products_with_rows(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     x = randn(9, 4, 3, generator=generator, dtype=torch.float64)
@@ -217,7 +217,7 @@ def test_products_without_rows_find_the_same_as_products_with_rows(kind: type, m
         return scores
 
     torch.testing.assert_close(score(need_rows=False), score(need_rows=True), rtol=1e-6, atol=1e-9)
-    assert chosen == ["matrix_free", "device"]
+    assert chosen == ["matrix_free"] + (["device"] if kind is not SCOD else [])  # which reads the rows once
 
 
 def test_rows_are_formed_where_that_is_less_work_than_the_products() -> None:

@@ -7,7 +7,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar, Generic, TypedDict, TypeVar
 
 import torch
@@ -90,13 +89,23 @@ class FitContext:
         at_a_time, in_all : int, float
             How many vectors each product has, and all of them together.
         """
-        rows, formed = self.rows, partial(rows_are_less_work, self.rows.rows_per_example)
+        rows = self.rows
         if not self.network.forward_mode:
             return self.held(beside)
         factors = 2 * rows.numbers_per_row < rows.n_columns  # which take less work than entries
-        held = self.held(beside) if factors or formed(in_all) else rows
+        held = self.held(beside) if factors or rows_are_less_work(rows.rows_per_example, in_all) else rows
+        return held if held is not rows else self.once(at_a_time)
+
+    def once(self, at_a_time: int) -> Rows:
+        """Return the rows for products with so many vectors in one pass: they are not stored.
+
+        They are formed part by part, or not at all where forward and reverse mode are less work.
+        """
+        rows = self.rows
+        if not self.network.forward_mode or rows_are_less_work(rows.rows_per_example, at_a_time):
+            return rows
         too_much = rows.costs("matrix_free").least_working_bytes(at_a_time) > rows.working_bytes
-        return held if held is not rows or formed(at_a_time) or too_much else rows.stored("matrix_free")
+        return rows if too_much else rows.stored("matrix_free")
 
     def vectors(self, memory_budget: int) -> int:
         """Return how many vectors of the size of the parameters a budget allows; refuse it if memory does not."""

@@ -34,7 +34,8 @@ class _Sketch(Laplace):
         check_counts(vars(self))
 
     def approximate(self, context: FitContext) -> Curvature:
-        return nystrom_pairs(context.rows, context.vectors(self.memory_budget), context.generator())
+        size = context.vectors(self.memory_budget)
+        return nystrom_pairs(context.once(size), size, context.generator())
 
     def score_rows(self, state: Curvature, rows: Tensor, question: Question) -> Tensor:
         scaled = _hessian_roots(question.likelihood, question.network.outputs(question.x)) @ rows
