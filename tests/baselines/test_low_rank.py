@@ -241,6 +241,21 @@ def test_rows_are_formed_where_that_is_less_work_than_the_products() -> None:
     assert storage(little, 4, 17) == "recompute"
 
 
+def test_rows_that_do_not_fit_are_formed_as_many_at_a_time_as_memory_holds() -> None:
+    """For a Gram matrix they are formed once for each part before them: few large parts take far less time."""
+    generator = torch.Generator().manual_seed(0)
+    network, x = Network(Words().double().eval()), randn(40, 4, 3, generator=generator, dtype=torch.float64)
+    examples = Examples([(x, torch.arange(40) % 12)], None, network.device)
+    rows = OutputJacobian(network, examples, nb.likelihoods.Classification())
+    rows.working_bytes, needed = rows.costs().held_bytes // 10, rows.costs().held_bytes
+    found = FitContext("", rows, 5, 0, needed + 100).held(100)
+    assert found.working_bytes == needed // 8 * 7 > rows.working_bytes
+    block = found.block(0, found.n_rows)
+    assert len(block.parts) < len(rows.block(0, rows.n_rows).parts)
+    torch.testing.assert_close(block.gram(torch.float64), rows.dense() @ rows.dense().T)
+    assert FitContext("", rows, 5, 0, 200).held(100).working_bytes == rows.working_bytes  # it never gets smaller
+
+
 @pytest.mark.parametrize(("rank", "wanted"), [(8, "matrix_free"), (9, "device")])
 def test_sketched_lanczos_counts_two_products_for_each_vector(
     rank: int, wanted: str, monkeypatch: pytest.MonkeyPatch

@@ -72,9 +72,16 @@ class FitContext:
         return torch.Generator().manual_seed(self.seed)
 
     def held(self, beside: int) -> Rows:
-        """Return the rows, stored if memory has room for them beside so many bytes."""
-        room = (self.available - beside) // 8 * 7  # the rest is for products with them
-        return self.rows.stored("device") if self.rows.costs().held_bytes <= room else self.rows
+        """Return the rows, stored if memory has room for them beside so many bytes, or formed as many at a time."""
+        if self._fit(beside):
+            return self.rows.stored("device")
+        return self.rows.within(max(self._room(beside), self.rows.working_bytes))
+
+    def _fit(self, beside: int) -> bool:
+        return self.rows.costs().held_bytes <= self._room(beside)
+
+    def _room(self, beside: int) -> int:
+        return (self.available - beside) // 8 * 7  # the rest is for products with them
 
     def multiplied(self, beside: int, at_a_time: int, in_all: float = math.inf) -> Rows:
         """Return the rows in the form in which products with vectors are the least work.
@@ -93,8 +100,9 @@ class FitContext:
         if not self.network.forward_mode:
             return self.held(beside)
         factors = 2 * rows.numbers_per_row < rows.n_columns  # which take less work than entries
-        held = self.held(beside) if factors or rows_are_less_work(rows.rows_per_example, in_all) else rows
-        return held if held is not rows else self.once(at_a_time)
+        if self._fit(beside) and (factors or rows_are_less_work(rows.rows_per_example, in_all)):
+            return self.held(beside)
+        return self.once(at_a_time)
 
     def once(self, at_a_time: int) -> Rows:
         """Return the rows for products with so many vectors in one pass: they are not stored.
