@@ -14,6 +14,7 @@ from nullbayes.linalg.spectral import (
     factor_truncated,
     leading,
     relative_cutoff,
+    right_singular,
 )
 from nullbayes.testing import kernel_projector
 from support.drawing import matrix_from_singular_values, rand, randn
@@ -53,6 +54,21 @@ DEFICIENT = {
 }
 every_matrix = pytest.mark.parametrize(("matrix", "rank"), DEFICIENT.values(), ids=DEFICIENT)
 SCALES = [1e-140, 1e-6, 1.0, 1e6, 1e140]
+
+
+# --- singular vectors ---
+
+
+@every_matrix
+@pytest.mark.parametrize("scale", SCALES)
+def test_right_singular_vectors_are_those_of_numpy(matrix: Tensor, rank: int, scale: float) -> None:
+    lengths, basis = right_singular(scale * matrix)
+    _, expected, vectors = np.linalg.svd((scale * matrix).cpu().numpy(), full_matrices=False)
+    np.testing.assert_allclose(lengths.cpu(), expected, rtol=1e-12, atol=1e-13 * scale)
+    identity = torch.eye(len(lengths), dtype=torch.float64)
+    torch.testing.assert_close(basis @ basis.T, identity, rtol=0.0, atol=1e-13)
+    span = torch.from_numpy(vectors[:rank]).to(basis)
+    torch.testing.assert_close(basis[:rank].T @ basis[:rank], span.T @ span, rtol=0.0, atol=1e-12)
 
 
 # --- eigh ---

@@ -28,6 +28,7 @@ from nullbayes.jacobian.network import Network
 from nullbayes.linalg.curvature import LowRank
 from nullbayes.linalg.lanczos import lanczos_process
 from nullbayes.linalg.sketch import Sketch, padded_size
+from nullbayes.linalg.spectral import right_singular
 from nullbayes.precision import full_precision
 
 _PROPORTION = 10 / 3  # of rank to budget, and of parameters to sketch: the paper's 1,000 vectors of 0.3 P within 300 P
@@ -177,7 +178,7 @@ def _orthonormal(vectors: Tensor) -> Tensor:  # (k, s) -> (r, s)
     """Return an orthonormal basis of the span, without directions that only rounding keeps apart."""
     if len(vectors) == 0:
         return vectors
-    _, lengths, basis = torch.linalg.svd(vectors, full_matrices=False)
+    lengths, basis = right_singular(vectors)
     orthonormal: Tensor = basis[lengths > torch.finfo(vectors.dtype).eps ** 0.25 * lengths[0]]
     return orthonormal
 

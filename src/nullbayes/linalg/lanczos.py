@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nullbayes.limits import limits
 from nullbayes.linalg.rows import Rows
-from nullbayes.linalg.spectral import eigh
+from nullbayes.linalg.spectral import eigh, right_singular
 
 _WATCHED = 16  # extra entries that measure what rounding does in the null space
 
@@ -45,7 +45,7 @@ def krylov_basis(rows: Rows, size: int, generator: torch.Generator) -> Tensor:  
         image = _unit(image)
         rounding = _gaussian((len(image), _WATCHED), generator).to(image) * eps
         image = _orthogonalize(torch.cat([image, rounding], dim=1), basis[:found])
-        _, lengths, new = torch.linalg.svd(image, full_matrices=False)
+        lengths, new = right_singular(image)
         sound = (new[:, p:].norm(dim=1) <= eps**0.5) & (lengths > eps**0.5)
         latest = _orthogonalize(new[sound], basis[:found])[: size - found]
         if fresh and len(latest) == 0:

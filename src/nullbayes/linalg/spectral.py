@@ -110,6 +110,16 @@ def eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:  # (m, m) -> (m,), (m, m)
     return values, vectors
 
 
+def right_singular(matrix: Tensor) -> tuple[Tensor, Tensor]:  # (m, n) -> (k,), (k, n), k = min(m, n)
+    """Return the singular values of a wide matrix, descending, and its right singular vectors as rows.
+
+    They are those of a small square matrix, turned. The solvers of CUDA devices take far longer for the wide one.
+    """
+    space, small = torch.linalg.qr(matrix.T)
+    _, lengths, turn = torch.linalg.svd(small.T, full_matrices=False)
+    return lengths, turn @ space.T
+
+
 def factor_exact(form: Callable[[], Tensor], cutoff: float) -> GramFactor:
     r"""Factor a Gram matrix for :math:`G^+`, in its own place.
 

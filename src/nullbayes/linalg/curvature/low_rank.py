@@ -11,7 +11,7 @@ from nullbayes.errors import SettingsError
 from nullbayes.linalg.curvature.base import Curvature, padded
 from nullbayes.linalg.lanczos import block_width, krylov_basis
 from nullbayes.linalg.rows import Rows
-from nullbayes.linalg.spectral import eigh
+from nullbayes.linalg.spectral import eigh, right_singular
 from nullbayes.precision import full_precision
 
 
@@ -92,9 +92,7 @@ def nystrom_pairs(rows: Rows, rank: int, generator: torch.Generator) -> LowRank:
     inner = test.double() @ image.double().T
     values, turn = eigh(0.5 * (inner + inner.T))
     root = turn * values.clamp_min(shift).rsqrt()  # of the inverse
-    space, small = torch.linalg.qr((root.T @ image.double()).T)  # singular vectors of a long matrix take far longer
-    _, lengths, turn = torch.linalg.svd(small.T)
+    lengths, basis = right_singular(root.T @ image.double())
     found = (lengths.square() - shift).clamp_min(0.0)
     keep = found > shift
-    basis = turn[keep] @ space.T
-    return LowRank(basis.to(rows.dtype), found[keep])
+    return LowRank(basis[keep].to(rows.dtype), found[keep])
