@@ -162,6 +162,26 @@ def test_parquet_without_its_package_is_refused_before_any_work(
     assert "pip install pyarrow" in capsys.readouterr().err
 
 
+def test_intervals_of_a_calibrated_regression_are_those_with_a_guarantee(own: Any) -> None:
+    Path("curve.py").write_text(
+        "import torch\nx = torch.linspace(-1, 1, 240, device='cpu')[:, None]\ny = 2 * x + 0.3 * torch.cos(90 * x)\n"
+        "model = torch.nn.Linear(1, 1)\n"
+        "def data():\n    yield x[::2], y[::2]\n"
+        "def held_out():\n    yield x[1::2] + 1e-3, y[1::2]\n"
+    )
+    words = ["fit", "--model", "curve:model", "--data", "curve:data", "--likelihood", "regression", "-o", "curve"]
+    assert main([*words, "--held-out", "curve:held_out"]) == 0
+    assert main(["predict", "curve", "--model", "curve:model", "--data", "curve:data", "-o", "curve.csv"]) == 0
+    curve = sys.modules["curve"]
+    posterior = nb.load("curve", curve.model)
+    with open("curve.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    wanted = posterior.predict_interval(curve.x[::2], alpha=0.1)
+    for name, ends in zip(("lower_0.9", "upper_0.9"), wanted, strict=True):
+        np.testing.assert_allclose([float(row[name]) for row in rows], ends[:, 0].cpu(), rtol=1e-5)
+    assert not torch.allclose(wanted[0], posterior.predict(curve.x[::2]).interval(0.9)[0], rtol=1e-2)
+
+
 def test_a_regression_has_intervals_and_no_probabilities(own: Any, capsys: pytest.CaptureFixture[str]) -> None:
     Path("line.py").write_text(
         "import torch\nx = torch.linspace(-1, 1, 40, device='cpu')[:, None]\nmodel = torch.nn.Linear(1, 1)\n"

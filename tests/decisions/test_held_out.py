@@ -197,6 +197,23 @@ def test_targets_in_other_units_cause_a_warning() -> None:
         posterior.calibrate(x, y)
 
 
+@pytest.mark.parametrize("table", [True, False], ids=["table", "images"])
+@pytest.mark.parametrize(("factor", "shift"), [(255.0, 0.0), (0.02, 0.0), (1.0, 300.0)])
+def test_inputs_that_were_prepared_in_another_way_cause_a_warning(table: bool, factor: float, shift: float) -> None:
+    """Strangers are then compared with inputs that are strange themselves."""
+    generator = torch.Generator().manual_seed(3)
+    x = randn(160, 16, generator=generator, dtype=torch.float64) * (torch.arange(16) + 1.0) / 8.0
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+    x = x if table else x.view(-1, 1, 4, 4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+    posterior = nb.baselines.MAP(model).fit(x[:80], y[:80])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Held-out inputs are")
+        posterior.calibrate(x[80:], y[80:])
+    with pytest.warns(nb.errors.NullBayesWarning, match="Held-out inputs are .* Were they scaled and normalized"):
+        posterior.calibrate(factor * x[80:] + shift, y[80:])
+
+
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 

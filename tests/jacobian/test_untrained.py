@@ -241,3 +241,33 @@ def test_a_network_that_predicts_every_label_is_trained() -> None:
     assert nn.functional.cross_entropy(logits, y) > frequencies(y)[0]
     assert not found(logits, y)
     assert found(-logits, y)  # which is always wrong
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_networks_as_they_begin_cause_a_warning_on_digits(seed: int) -> None:
+    """Ten classes: by chance, some begin with twice the accuracy of a guess, or with a slightly lower NLL."""
+    x, y = images_of_digits()
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).to(x)
+    with pytest.warns(UntrainedWarning, match="hardly knows its training labels"):
+        nb.OutputJacobian(model, [(x[:600], y[:600])])
+
+
+def test_a_network_after_a_few_steps_causes_none() -> None:
+    x, y = images_of_digits()
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 10)).to(x)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    for start in range(0, 600, 30):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[start : start + 30]), y[start : start + 30]).backward()
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nb.OutputJacobian(model, [(x[:600], y[:600])])
+
+
+def images_of_digits() -> tuple[Tensor, Tensor]:
+    digits = pytest.importorskip("sklearn.datasets").load_digits()
+    images = torch.tensor(digits.images / 16.0, dtype=torch.float32)[:, None]
+    return images, torch.tensor(digits.target, dtype=torch.int64)

@@ -66,7 +66,9 @@ def ask(posterior: Any, loader: list[Any], alpha: float) -> Answers:
     tensors = {"mean": prediction.mean, "variance": prediction.variance, "std": prediction.std}
     tensors |= {} if prediction.probs is None else {"probs": prediction.probs}
     if prediction.noise is not None:
-        tensors |= dict(zip(("lower", "upper"), prediction.interval(_LEVEL), strict=True))
+        guaranteed = posterior.calibration is not None and posterior.calibration.errors is not None
+        ends = posterior.predict_interval(loader, 1.0 - _LEVEL) if guaranteed else prediction.interval(_LEVEL)
+        tensors |= dict(zip(("lower", "upper"), ends, strict=True))
     tensors["score"] = posterior.ood_score(loader)
     if posterior.calibration is not None:
         tensors["p_value"] = posterior.p_value(loader)

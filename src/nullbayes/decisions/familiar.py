@@ -8,7 +8,7 @@ so that a file can tell whether a network with the same parameters is the same f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -127,6 +127,27 @@ class Familiar:
         parts = [torch.cdist(some, known / spread).amin(1) for some in (new / spread).split(_AT_ONCE)]
         nearest: Tensor = torch.cat(parts) / known.shape[1] ** 0.5
         return nearest.clamp_min(_ROUNDING).log()
+
+    def scales(self, x: Any) -> Iterator[tuple[float, float]]:
+        """Iterate over the numbers of inputs: how far off they are on average, and how many times as spread out.
+
+        Both are compared with remembered inputs, in their standard deviations: the median over the columns of a table,
+        or each tensor as a whole.
+        """
+        pairs: list[tuple[Tensor, Tensor]] = []
+        if self.rows is not None:
+            new = rows_of(x)
+            pairs = [(self.rows, new)] if new is not None and new.shape[1] == self.rows.shape[1] else []
+        elif self.probe is not None:
+            here = _places(x, [])
+            both = ((leaf, here.get(place)) for place, leaf in self.probe.inputs.items() if leaf.is_floating_point())
+            pairs = [(known.reshape(-1, 1), new.reshape(-1, 1)) for known, new in both if new is not None]
+        for known, new in ((a.double().cpu(), b.double().cpu()) for a, b in pairs):
+            spread = known.std(0, unbiased=False)
+            varies = spread > 0
+            if bool(varies.any()):
+                away, wider = (new.mean(0) - known.mean(0)).abs() / spread, new.std(0, unbiased=False) / spread
+                yield float(away[varies].median()), float(wider[varies].median())
 
     def distances(self, features: Tensor) -> Tensor:  # (n, d) -> (n, k)
         """Return the logarithm of the distance to the 1st, 10th and 50th nearest remembered example.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.decisions import answers, statistics
+from nullbayes.decisions.familiar import Familiar
 from nullbayes.decisions.overlap import OVERLAP, check_overlap, check_repeated, unseen, warn_of_copies, warn_of_tuned
 from nullbayes.decisions.posterior import Posterior
 from nullbayes.errors import DataError, warn
@@ -34,6 +35,7 @@ _LEAST = 40  # held-out examples: half of them are ranked, and twenty can tell f
 _MOST_LEARNED = 1000  # held-out examples that weights are learned from
 _PER_KIND = 250  # strangers of each kind
 _FAR = 20.0  # standard deviations by which half of the targets are away from their predictions
+_OTHER_SCALE = 10.0  # times the spread of training inputs
 _OF_POSITIONS = ("max_variance", "mutual_information", "entropy", "energy", "generalized_entropy")
 
 
@@ -142,10 +144,10 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
         prediction = posterior._predict(x, mask=mask) if posterior.n_samples else None
         if kind == COMBINED:
             columns.append(statistics.statistics(posterior, x, prediction, mask).cpu())
-            pool.see(x, drawn)
         else:
             columns.append(posterior.ood_score(x, kind, mask=mask).double().cpu()[:, None])
         keys.append(drawn)
+        pool.see(x, drawn)
         errors.append(_errors_of(posterior, prediction, y, of_errors))
         if prediction is not None and y is not None:
             guesses.add(posterior.likelihood, prediction.mean, y)
@@ -166,9 +168,11 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
         _check_distances(found_errors)
     warn_of_tuned(posterior._familiar, torch.cat(sums))
     warn_of_copies(posterior._familiar, torch.cat(sums))
+    some = pool.joined(min(_PER_KIND, _MOST_LEARNED, count // 2))
+    if posterior._familiar is not None and some:
+        _check_scales(posterior._familiar, max(some, key=n_examples))
     return HeldOut(
-        _finite(torch.cat(columns), kind), found_errors, _joined(positions), torch.cat(keys),
-        pool.joined(min(_PER_KIND, _MOST_LEARNED, count // 2)),
+        _finite(torch.cat(columns), kind), found_errors, _joined(positions), torch.cat(keys), some
     )  # fmt: skip
 
 
@@ -195,6 +199,18 @@ def _check_distances(errors: Tensor) -> None:  # (n,) or (n, O), in standard dev
             f"Half of the held-out targets are more than {usual:.3g} standard deviations away from their predictions, "
             "and intervals will be as wide. Are inputs and targets scaled as in training?"
         )
+
+
+def _check_scales(familiar: Familiar, x: Any) -> None:
+    """Warn of inputs that were prepared in another way than those of the training data."""
+    for away, wider in familiar.scales(x):
+        if away > _OTHER_SCALE or not 1.0 / _OTHER_SCALE < wider < _OTHER_SCALE:
+            warn(
+                f"Held-out inputs are {wider:.3g} times as spread out as training inputs, and {away:.3g} standard "
+                "deviations away from them. Were they scaled and normalized as in training? Held-out inputs that were "
+                "not make strangers look familiar."
+            )
+            return
 
 
 def _errors_of(

@@ -18,7 +18,7 @@ BatchFn = Callable[[Any], tuple[Any, Tensor]]
 _TOKENS = (torch.bool, torch.int16, torch.int32)  # hashed as int64; bytes stay, which images are made of
 _COLUMNS = "; columns "  # in a signature, before the names of the columns of a table
 _NAMED_COLUMNS = 20  # that an error lists
-_TARGETS = ("labels", "label", "targets", "target", "y")
+TARGETS = ("labels", "label", "targets", "target", "y")
 _WEIGHTS = ("weight", "weights", "sample_weight", "sample_weights")
 _NO_WEIGHTS = (
     "weights of examples change nothing, as rows count by their direction alone (leave out examples of weight zero)"
@@ -329,7 +329,7 @@ def _checked(x: Any, y: Any, dtype: torch.dtype | None) -> tuple[Any, Tensor]:
 
 
 def _target_key(batch: Mapping[Any, Any]) -> Any:
-    return next((key for key in _TARGETS if key in batch), None)
+    return next((key for key in TARGETS if key in batch), None)
 
 
 def _named(value: Any) -> str:

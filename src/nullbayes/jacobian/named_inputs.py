@@ -12,22 +12,26 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from nullbayes.errors import LikelihoodError
+from nullbayes.jacobian.batches import TARGETS
 from nullbayes.jacobian.network import Network
 from nullbayes.likelihoods import Classification, Likelihood
 
 _LOSSES_AGREE = 0.02  # of their size
+_KEY = "Where the targets have another key than 'labels', write that."
 
 
 def by_name(network: Network, x: Mapping[str, Any]) -> str:
     """Say how to pass the parts of a mapping to a network that does not take all of them by name."""
     taken = list(inspect.signature(network.module.forward).parameters)
     kept = [name for name in x if name in taken]
-    inputs = "{" + ", ".join(f"{name!r}: batch[{name!r}]" for name in kept or x) + "}"
+    inputs = "{" + ", ".join(f"{name!r}: batch[{name!r}]" for name in kept or x if name not in TARGETS) + "}"
     if kept or len(taken) != 1:
-        return f". Leave out what it does not take: batch_fn=lambda batch: ({inputs}, batch['labels'])."
+        written = f"batch_fn=lambda batch: ({inputs}, batch['labels'])"
+        return f". Leave out what it does not take; of a loader, {written}. {_KEY}"
+    written = f"batch_fn=lambda batch: (({inputs},), batch['labels'])"
     return (
         ". If it takes one dict, put that into a tuple, because the parts of a mapping are passed by name: "
-        f"batch_fn=lambda batch: (({inputs},), batch['labels']). Later calls take the same form, predict(({{...}},))."
+        f"fit(({{...}},), y), or of a loader {written}. {_KEY} Later calls take the same form, predict(({{...}},))."
     )
 
 

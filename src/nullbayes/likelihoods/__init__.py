@@ -33,6 +33,16 @@ _NAMED: dict[str, Callable[..., Likelihood]] = {
     "regression": Regression,
 }
 BUILT_IN = tuple(_NAMED)  # what a file holds of these is enough
+_LOSSES = {  # of torch, in lower case and without "loss": which likelihood each belongs to
+    "crossentropy": 'likelihood="classification"',
+    "nll": 'likelihood="classification"',
+    "binarycrossentropy": 'likelihood="binary" for one logit, or "multilabel" for several',
+    "binarycrossentropywithlogits": 'likelihood="binary" for one logit, or "multilabel" for several',
+    "bce": 'likelihood="binary" for one logit, or "multilabel" for several',
+    "bcewithlogits": 'likelihood="binary" for one logit, or "multilabel" for several',
+    "mse": 'likelihood="regression"',
+    "gaussiannll": 'likelihood="regression"',
+}
 
 
 def resolve(likelihood: str | Likelihood | LossFn, **settings: Any) -> Likelihood:
@@ -61,11 +71,35 @@ def resolve(likelihood: str | Likelihood | LossFn, **settings: Any) -> Likelihoo
         if likelihood not in _NAMED:
             msg = (
                 f"likelihood={likelihood!r} is not one of {', '.join(_NAMED)}, "
-                "nor a callable (outputs, targets) -> losses."
+                f"nor a callable (outputs, targets) -> losses.{_meant(likelihood)}"
             )
             raise LikelihoodError(msg)
         return _NAMED[likelihood](**settings)
     if callable(likelihood):
+        if (hint := _meant(_name(likelihood))) and not _has_settings(likelihood):
+            msg = (
+                f"{_name(likelihood)} is a loss without probabilities, which most scores and all label sets need.{hint}"
+            )
+            raise LikelihoodError(msg)
         return CustomLoss(likelihood)
     msg = f"likelihood must be a name, a Likelihood or a callable, not {type(likelihood).__name__}."
     raise LikelihoodError(msg)
+
+
+def _name(loss: Any) -> str:
+    """Return the name of a loss of torch; empty for a loss of one's own."""
+    found = loss if hasattr(loss, "__name__") else type(loss)
+    return str(found.__name__) if str(found.__module__).startswith("torch.") else ""
+
+
+def _meant(name: str) -> str:
+    """Return which likelihood somebody means who names a loss; empty where that is not known."""
+    known = _LOSSES.get(name.lower().replace("_", "").replace("-", "").replace(" ", "").removesuffix("loss"))
+    return "" if known is None else f" Pass {known}."
+
+
+def _has_settings(loss: Any) -> bool:
+    """Return whether a loss of torch is more than the likelihood of that name: class weights, smoothed labels."""
+    weights = (getattr(loss, name, None) for name in ("weight", "pos_weight"))
+    smoothing, ignored = getattr(loss, "label_smoothing", 0.0), getattr(loss, "ignore_index", -100)
+    return any(weight is not None for weight in weights) or smoothing != 0.0 or ignored != -100
