@@ -62,6 +62,15 @@ def test_the_combined_score_may_be_named_where_it_was_learned(calibrated: dict[s
             nb.evaluate({"m": method}, (X, Y), STRANGERS, scores="combined")
 
 
+def test_the_legend_says_by_which_score_each_method_is_judged(calibrated: dict[str, Any], network: Any) -> None:
+    posterior = calibrated["ProjectedPosterior"]
+    text = str(nb.evaluate({"ours": posterior, "network": network}, (X, Y), STRANGERS))
+    kind = nb.evaluate({"network": network}, (X, Y), STRANGERS)["network"].score.replace("_", " ")
+    assert f"judged by: combined, calibrated (ours); {kind} (network)" in text
+    assert "judged by" not in str(nb.evaluate({"network": network}, (X, Y), STRANGERS))
+    assert "judged by" not in str(nb.evaluate({"ours": posterior, "network": network}, (X, Y), STRANGERS, scores="all"))
+
+
 def test_the_legend_says_which_methods_are_not_calibrated(calibrated: dict[str, Any], network: Any) -> None:
     together = str(nb.evaluate({**calibrated, "network": network}, (X, Y), STRANGERS))
     assert "not calibrated: network; call calibrate(held_out) on all methods, or on none" in together

@@ -67,8 +67,9 @@ def check_alpha(alpha: float, m: int) -> float:
     given: Any = alpha
     if (is_array(given) and given.ndim) or isinstance(given, (list, tuple)):
         msg = (
-            "Decisions take inputs alone, without labels: write is_ood(x), or is_ood(x, alpha=0.05). alpha must be a "
-            f"number between 0 and 1, not a {type(given).__name__} of {len(given):,}."
+            "Decisions take inputs alone, without labels: write is_ood(x), or is_ood(x, alpha=0.05); several inputs "
+            "of a network are one tuple, is_ood((a, b)). alpha must be a number between 0 and 1, not a "
+            f"{type(given).__name__} of {len(given):,}."
         )
         raise SettingsError(msg)
     if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0.0 < alpha < 1.0:

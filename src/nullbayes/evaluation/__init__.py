@@ -143,6 +143,7 @@ def _row(
         peak_memory=memory,
         intervals=ends,
         default_precision=has_default_precision(entry.method),
+        calibrated_by=entry.method.calibration.kind if kind is None else "",
         scores_in=known,
         scores_out=unknown,
         reliability=None if judged is None else judged.reliability,

@@ -74,7 +74,7 @@ def read_methods(methods: Any, scores: str | None) -> list[Entry]:
 def read_familiar(data: Any) -> Any:
     """Return familiar data in a form that can be read with targets, again for each method and in the same order."""
     if is_array(data):
-        msg = "in_data has no targets: pass a pair (x, y), or a loader of such pairs."
+        msg = "in_data has no targets: pass a pair in brackets, evaluate(methods, (x, y)), or a loader of such pairs."
         raise DataError(msg)
     data = [data] if isinstance(data, Mapping) else data
     _check_repeats("in_data", data)

@@ -64,6 +64,8 @@ class EvaluationRow:
         As the fit reported them, memory in bytes.
     default_precision : bool
         Whether a baseline is at the default prior precision of 1.
+    calibrated_by : str
+        The score that was calibrated, where ``score`` is "calibrated"; else empty.
     seconds_per_1000 : float
         The time that it took to score 1,000 inputs.
     intervals : dict
@@ -92,6 +94,7 @@ class EvaluationRow:
     peak_memory: int | None = None
     intervals: Intervals = field(default_factory=dict)
     default_precision: bool = field(default=False, kw_only=True)
+    calibrated_by: str = field(default="", kw_only=True)
     scores_in: Tensor = field(kw_only=True, repr=False, compare=False)
     scores_out: dict[str, Tensor] = field(kw_only=True, repr=False, compare=False)
     reliability: Tensor | None = field(default=None, kw_only=True, repr=False, compare=False)

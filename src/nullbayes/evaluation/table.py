@@ -21,6 +21,13 @@ _LONGEST_NAME = 36
 _GAP, _GROUP_GAP = "  ", "    "
 _ARROWS = {"higher": " ↑", "lower": " ↓"}
 _DASH = "-"
+_MEANINGS = {
+    "ECE": "expected calibration error, the gap between confidence and accuracy",
+    "AURC": "mean loss of the predictions that are kept while the score rejects the strangest inputs",
+    "AUROC": "probability that a strange input scores higher than a familiar one",
+    "AUPR": "average precision of finding the strange inputs; chance is their share",
+    "FPR95": "share of familiar inputs flagged where 95 % of the strange ones are",
+}
 
 
 @dataclass(frozen=True)
@@ -155,11 +162,21 @@ def as_text(evaluation: Evaluation) -> str:
         legend = f"* best method of its column, ties share it; {legend}"
     if any(row.intervals or any(found.intervals for found in row.strangers.values()) for row in evaluation.rows):
         legend += "; [,] 90 % interval over resampled examples"
-    if any(row.aurc is not None for row in evaluation.rows):
-        legend += "\nAURC: mean loss of the predictions that are kept while the score rejects the strangest inputs"
-    return "\n\n".join(
-        [*(_block(names, block) for block in blocks), legend + _unlike(evaluation.rows) + _unchosen(evaluation.rows)]
-    )
+    shown = {cells.title.split(" ")[0] for block in blocks for cells in block}
+    legend += "".join(f"\n{label}: {meaning}" for label, meaning in _MEANINGS.items() if label in shown)
+    notes = (_judged(evaluation.rows), _unlike(evaluation.rows), _unchosen(evaluation.rows))
+    return "\n\n".join([*(_block(names, block) for block in blocks), legend + "".join(notes)])
+
+
+def _judged(rows: tuple[EvaluationRow, ...]) -> str:
+    """Say by which score each method is judged, where they differ and the rows do not say so."""
+    methods: dict[str, list[str]] = {}
+    for row in rows:
+        calibrated = f"{row.calibrated_by}, calibrated" if row.calibrated_by else row.score
+        methods.setdefault(calibrated.replace("_", " "), []).append(row.label)
+    if len(methods) < 2 or len({row.label for row in rows}) < len(rows):
+        return ""
+    return "\njudged by: " + "; ".join(f"{score} ({_some(names)})" for score, names in methods.items())
 
 
 def _unlike(rows: tuple[EvaluationRow, ...]) -> str:

@@ -44,7 +44,7 @@ from nullbayes.precision import (
 from nullbayes.torch_internals import before_compilation
 
 OutputFn = Callable[[Any], Tensor]
-_ALONE = "one example x alone as x[None]"
+_ALONE = "one example x alone as x[None], and a list of examples as torch.stack(list)"
 
 
 class RowFunction(Protocol):
@@ -317,19 +317,22 @@ def the_output(returned: Any) -> Tensor:  # (n, ...)
         what = f"{type(returned).__name__} with {len(found)} floating-point tensors{names}"
     else:
         what = type(returned).__name__
-    msg = f"The model returns a {what}: say which is its output with output_fn=lambda returned: returned{how}."
+    article = "an" if what[0] in "AEIOUaeiou" else "a"
+    msg = f"The model returns {article} {what}: say which is its output with output_fn=lambda returned: returned{how}."
     raise ModelError(msg)
 
 
 def _by_name(returned: Any) -> tuple[Mapping[Any, Any] | None, str]:
-    """Return what a mapping, a named tuple or a dataclass holds by its names, if it has such; and how to select."""
+    """Return what is returned by name, of mappings, named tuples, dataclasses, objects with logits; how to select."""
     if isinstance(returned, Mapping):
         return returned, "[...]"
     if isinstance(returned, tuple) and hasattr(returned, "_fields"):
         return dict(zip(returned._fields, returned, strict=True)), ".NAME"
     if dataclasses.is_dataclass(returned) and not isinstance(returned, type):
         return {field.name: getattr(returned, field.name) for field in dataclasses.fields(returned)}, ".NAME"
-    return None, "[...]" if isinstance(returned, (tuple, list)) else ".NAME"
+    if isinstance(returned, (tuple, list)):
+        return None, "[...]"
+    return {"logits": returned.logits} if isinstance(getattr(returned, "logits", None), Tensor) else None, ".NAME"
 
 
 def _single(leaf: Tensor) -> Tensor:
