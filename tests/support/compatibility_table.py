@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -114,6 +115,13 @@ CASES = (
         "named tuple or dataclass with logits",
         "Inputs and outputs",
         zoo.returning(lambda h: LogitsAndHidden(2 * h, h)),
+        numbers(4),
+        outputs=lambda r: r.logits,
+    ),
+    Case(
+        "any object with an attribute logits",
+        "Inputs and outputs",
+        zoo.returning(lambda h: SimpleNamespace(hidden=2 * h, logits=h)),
         numbers(4),
         outputs=lambda r: r.logits,
     ),
