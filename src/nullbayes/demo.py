@@ -55,6 +55,7 @@ class Line:
     auroc_calibrated: float
     false_alarms: float  # share of the known images that are flagged
     flagged: float  # share of the unseen ones
+    ranked: int  # held-out images that p-values compare with
     kernel_dimension: float | None
     train_std: float | None
     scores: tuple[Tensor, Tensor]
@@ -154,6 +155,7 @@ def _line(name: str, method: Any, digits: Digits) -> Line:
         auroc_calibrated=nb.metrics.auroc(*scores),
         false_alarms=float((p_values[0] <= ALPHA).double().mean()),
         flagged=float((p_values[1] <= ALPHA).double().mean()),
+        ranked=len(method.calibration.scores),
         kernel_dimension=None if report is None else report.kernel_dimension,
         train_std=None if report is None else report.train_std,
         scores=scores,
@@ -224,7 +226,7 @@ def _draw_toy(axis: Any, toy: Toy) -> None:
     axis.fill_between(toy.grid, toy.mean - 2 * toy.std, toy.mean + 2 * toy.std, color=_BLUE, alpha=0.2, lw=0)
     axis.plot(toy.grid, toy.mean, color=_BLUE, label="network, ± 2 standard deviations")
     axis.plot(toy.x, toy.y, "o", color=_GREY, ms=3.5, label="training data")
-    axis.set(title="Variance is small at the data and grows away from them", xlabel="x", ylabel="y")
+    axis.set(title="A toy regression: variance is small at the data", xlabel="x", ylabel="y")
     middle, reach = float(toy.y.mean()), float((toy.y - toy.y.mean()).abs().max())
     axis.set_ylim(middle - 3 * reach, middle + 3 * reach)
     axis.legend(frameon=False, loc="upper center")
@@ -247,15 +249,21 @@ def _draw_scores(axis: Any, line: Line) -> None:
 
 def _draw_images(figure: Any, line: Line, digits: Digits) -> None:
     """Show the images that are least and most strange, known and unseen together, with their p-values."""
-    images = torch.cat([halves(digits)[1][0], digits.x_unseen])[:, 0]
+    x, y = halves(digits)[1]
+    images, names = torch.cat([x, digits.x_unseen])[:, 0], [*(f"known: {digit}" for digit in y.tolist())]
+    names += ["unseen"] * len(digits.x_unseen)
     p_values, order = torch.cat(line.p_values), torch.cat(line.scores).argsort()
-    rows = (("The least strange of all test images", order[:SHOWN]), ("The strangest", order[-SHOWN:].flip(0)))
+    rows = (
+        ("The least strange of all test images, of known and of unseen digits", order[:SHOWN]),
+        (f"The strangest: no p-value is less with {line.ranked} held-out images", order[-SHOWN:].flip(0)),
+    )
     size, step = images.shape[-1], images.shape[-1] + 2
     for axis, (title, chosen) in zip(figure.subplots(2, 1), rows, strict=True):  # a row in one axis: many take long
         row = torch.zeros(size, step * SHOWN - 2, device="cpu")
         for k, number in enumerate(chosen.tolist()):
             row[:, k * step : k * step + size] = images[number]
-            axis.text(k * step + size / 2, -1.0, f"p = {p_values[number]:.3f}", fontsize=9, ha="center")
+            text = f"p = {p_values[number]:.3f}, {names[number]}"
+            axis.text(k * step + size / 2, -1.0, text, fontsize=7.5, ha="center")
         axis.imshow(row.numpy(), cmap="gray_r", vmin=0, vmax=1)
         axis.set_title(title, fontsize=11, pad=18)
         axis.set_axis_off()

@@ -22,8 +22,9 @@ AUROC       how well a score separates the unseen 8s and 9s from test images of 
             calibrated: the same after posterior.calibrate(x, y) on held-out images,
             which learns what to trust on this network. The network itself has only its
             probabilities
-flagged     the share of test images that posterior.is_ood(x, alpha=0.05) flags: at most
-            about 5 % of the known digits, and as many as possible of the unseen ones"""
+flagged     the share of test images that posterior.is_ood(x, alpha=0.05) flags: on average
+            at most 5 % of the known digits ({spread}), and as
+            many as possible of the unseen ones"""
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +57,8 @@ def run(options: argparse.Namespace, console: Console) -> int:
         console.say("Fitting the toy regression.")
         toy = demo.toy_regression()
     demo.draw(toy, lines, digits, output)
-    text = f"{_table(lines)}\n{_LEGEND}\n\n{textwrap.fill(_decision(lines, demo.ALPHA), 88)}"
+    legend = _LEGEND.format(spread=_spread(lines[1], demo.ALPHA))
+    text = f"{_table(lines)}\n{legend}\n\n{textwrap.fill(_decision(lines, demo.ALPHA), 88)}"
     shown = [{name: value for name, value in vars(line).items() if not isinstance(value, tuple)} for line in lines]
     console.result(text, {"picture": str(output), "methods": shown})
     console.say(f"The picture is in {output}. All of it took {time.perf_counter() - start:.0f} s.")
@@ -74,6 +76,12 @@ def _table(lines: list[Line]) -> str:
         rows.append(form.format(line.name, *scores, f"{line.false_alarms:.1%}", f"{line.flagged:.1%}"))
     rule = "-" * len(rows[1])
     return "\n".join(["", *rows[:2], rule, *rows[2:], rule])
+
+
+def _spread(line: Line, alpha: float) -> str:
+    """Say how far the share of flagged images is from alpha by chance: both kinds of images are few."""
+    n = len(line.p_values[0])
+    return f"give or take {2 * (alpha * (1 - alpha) * (1 / n + 1 / line.ranked)) ** 0.5:.0%}, with {n} test images"
 
 
 def _decision(lines: list[Line], alpha: float) -> str:
