@@ -49,6 +49,8 @@ TYPED_WRONG = {
     "method": (["reproduce", "mnist", "--methods", "KNNN"], "no method 'KNNN': there are ProjectedPosterior"),
     "name of a module": (["reproduce", "mnist", "--methods", "swag"], "no method 'swag'"),
     "methods of one": (["reproduce", "toy", "--methods", "KNN"], "toy is no study of many methods: --methods is for"),
+    "from of one": (["reproduce", "toy", "--from", "no.json"], "toy is no study of many methods: --from is for"),
+    "earlier results": (["reproduce", "mnist", "--from", "no.json"], "no file no.json with results of an earlier run"),
     "data folder": (["reproduce", "toy", "--data", "nowhere"], "no folder nowhere with data sets"),
     "shell": (["completion", "tcsh"], "invalid choice: 'tcsh'"),
 }  # fmt: skip

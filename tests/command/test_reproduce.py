@@ -36,7 +36,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_defaults_are_a_full_run(called: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "toy"]) == 0
     full = {"data": None, "device": torch.device("cpu"), "quick": False, "seeds": 3, "methods": (), "fresh": False}
-    assert called == [("toy", Path("results"), full)]
+    assert called == [("toy", Path("results"), full | {"earlier": None})]
     printed = capsys.readouterr()
     assert printed.out.startswith(f"The page is {Path('results/toy/index.html')}, ")
     assert str(Path("results/toy/results.json")) in printed.out
@@ -47,10 +47,13 @@ def test_options_are_passed_on(
     called: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NULLBAYES_DATA", str(tmp_path))
+    earlier = tmp_path / "results.json"
+    earlier.write_text("{}")
     asked = ["--quick", "--seeds", "1", "--methods", "SCOD, KNN", "--fresh", "-o", str(tmp_path), "--json"]
+    asked += ["--from", str(earlier)]
     assert main(["reproduce", "mnist", *asked]) == 0
     quick = {"data": tmp_path, "device": torch.device("cpu"), "quick": True, "seeds": 1, "fresh": True}
-    assert called == [("mnist", tmp_path, {**quick, "methods": ("SCOD", "KNN")})]
+    assert called == [("mnist", tmp_path, {**quick, "methods": ("SCOD", "KNN"), "earlier": earlier})]
     folder = tmp_path / "mnist"
     files = {"page": str(folder / "index.html"), "figures": str(folder / "results.json")}
     assert json.loads(capsys.readouterr().out) == {"experiment": "mnist", "folder": str(folder), **files}

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 from nullbayes.experiments import find, frame, toy
-from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings, Store, write
-from nullbayes.experiments.running import Mixed, page, reproduce
+from nullbayes.experiments.frame import Estimate, Experiment, Mixed, Results, Settings, Store, write
+from nullbayes.experiments.running import page, reproduce
 from nullbayes.page import Page, Section
 from support.processes import ENVIRONMENT
 
@@ -318,3 +318,7 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
         reproduce("tyo", tmp_path, data=None, device=CPU)
     with pytest.raises(ValueError, match="1 or more"):
         reproduce("toy", tmp_path, data=None, device=CPU, seeds=0)
+    other = tmp_path / "results.json"
+    other.write_text('{"name": "mnist"}')
+    with pytest.raises(Mixed, match="no results of svhn: it is of mnist"):
+        reproduce("svhn", tmp_path, data=None, device=CPU, earlier=other)

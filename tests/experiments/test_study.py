@@ -17,7 +17,7 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes.experiments import digits
-from nullbayes.experiments.frame import Settings, Store
+from nullbayes.experiments.frame import Mixed, Settings, Store
 from nullbayes.experiments.networks import lenet
 from nullbayes.experiments.study import Sizes
 from nullbayes.experiments.tasks import lenet_images
@@ -208,7 +208,7 @@ import json, sys
 from pathlib import Path
 import torch
 from nullbayes.experiments import digits
-from nullbayes.experiments.frame import Settings, Store
+from nullbayes.experiments.frame import Mixed, Settings, Store
 from nullbayes.experiments.study import Sizes
 
 torch.set_num_threads(1)
@@ -246,6 +246,39 @@ def test_methods_that_are_chosen_run_alone_and_the_others_follow(settings: Setti
     whole = digits.study("mnist", own, TINY, ANGLES)["subjects"][0]["runs"][0]["methods"]
     assert said.count(f"{KEY}/seed 0/KNN") == 1
     assert not any("failed" in found for found in whole.values())
+
+
+def earlier(results: Any, **records: Any) -> dict[str, Any]:
+    """What ``results.json`` holds of a run, with other records of some methods in its first seed."""
+    found = json.loads(json.dumps(results, allow_nan=False))
+    found["subjects"][0]["runs"][0]["methods"].update(records)
+    return {"results": found, "environment": {"commit": "0123abc"}}
+
+
+def test_a_run_does_what_an_earlier_one_lacks_and_takes_the_rest(
+    results: Any, settings: Settings, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    lacking = earlier(results, KNN={"failed": "It was not run on this network.", "again": True})
+    own = replace(settings, store=Store(tmp_path, said.append), earlier=lacking)
+    again = digits.study("mnist", own, TINY, ANGLES)
+    steps = 2 * (1 + len(results["subjects"][0]["runs"][0]["methods"])) - 1
+    done = [line for line in said if not line.endswith(": done before")]
+    assert done == [f"{steps} steps are taken from the earlier results.", f"{KEY}/seed 0/KNN", "mnist/seed 0"]
+    first, then = (found["subjects"][0]["runs"][0]["methods"] for found in (results, again))
+    assert then["KNN"]["scores"]["knn"] == first["KNN"]["scores"]["knn"]
+    assert "note" not in then["KNN"]
+    assert then["MAP"] == {"note": "At commit 0123abc.", **first["MAP"]}
+    assert again["subjects"][0]["summary"] == results["subjects"][0]["summary"]
+    said.clear()
+    assert digits.study("mnist", replace(own, store=Store(tmp_path, said.append)), TINY, ANGLES) == again
+    assert said[0] == "0 steps are taken from the earlier results."  # the folder has them
+
+
+def test_earlier_results_of_other_sizes_are_refused(results: Any, settings: Settings, tmp_path: Path) -> None:
+    own = replace(settings, store=Store(tmp_path), earlier=earlier(results))
+    with pytest.raises(Mixed, match="of other sizes"):
+        digits.study("mnist", own, replace(TINY, samples=4), ANGLES)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

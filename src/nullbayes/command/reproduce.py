@@ -32,6 +32,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
         help="run these methods alone, such as KNN,SCOD (default: all); a later run without it does the rest",
     )
     parser.add_argument(
+        "--from", dest="earlier", type=Path, metavar="FILE",
+        help="results.json of an earlier run, perhaps elsewhere: its steps are not repeated",
+    )  # fmt: skip
+    parser.add_argument(
         "-o", "--output", type=Path, default=Path("results"), metavar="FOLDER",
         help="where results go, into a folder with the name of the experiment (default: %(default)s)",
     )  # fmt: skip
@@ -60,6 +64,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
         quick=options.quick,
         seeds=options.seeds,
         methods=_methods(options.name, options.methods),
+        earlier=_earlier(options.name, options.earlier),
         fresh=options.fresh,
         say=console.say,
     )
@@ -77,10 +82,8 @@ def _methods(experiment: str, given: str) -> tuple[str, ...]:
     from nullbayes.experiments.judging import POSTERIORS
 
     asked = tuple(name.strip() for name in given.split(",") if name.strip())
-    if asked and not find(experiment).by_method:
-        own = ", ".join(name for name in names() if find(name).by_method)
-        msg = f"{experiment} is no study of many methods: --methods is for {own}."
-        raise misused(msg)
+    if asked:
+        _check_study(experiment, "--methods")
     both = vars(nb.baselines) | vars(nb.detectors)
     known = [*POSTERIORS.values(), *(name for name, kind in both.items() if isinstance(kind, type))]
     if strange := [name for name in asked if name not in known]:
@@ -90,6 +93,24 @@ def _methods(experiment: str, given: str) -> tuple[str, ...]:
         )
         raise misused(msg)
     return asked
+
+
+def _earlier(experiment: str, given: Path | None) -> Path | None:
+    """Return the file of the earlier results; refuse one that is not there."""
+    if given is not None:
+        _check_study(experiment, "--from")
+        if not given.is_file():
+            msg = f"There is no file {given} with results of an earlier run."
+            raise misused(msg)
+    return given
+
+
+def _check_study(experiment: str, option: str) -> None:
+    """Refuse an option of studies for other experiments."""
+    if not find(experiment).by_method:
+        own = ", ".join(name for name in names() if find(name).by_method)
+        msg = f"{experiment} is no study of many methods: {option} is for {own}."
+        raise misused(msg)
 
 
 def _list(console: Console) -> int:

@@ -12,7 +12,7 @@ import glob
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,6 +41,10 @@ Results = dict[str, Any]  # numbers, strings, lists and dictionaries of them: wh
 
 class Missing(Exception):
     """What an experiment needs is not there; the message says what to do about it."""
+
+
+class Mixed(Exception):
+    """Steps of other settings are there; the message says what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,20 @@ class Store:
             kept = {"seconds": time.perf_counter() - start, "results": done}
             part.write_text(json.dumps(kept, allow_nan=False), encoding="utf-8")
 
-        return self._kept(key, self.folder / "steps" / f"{key}.json", read, do, wait=wait)
+        return self._kept(key, self._path(key), read, do, wait=wait)
+
+    def put(self, key: str, results: Results, seconds: float) -> bool:
+        """Keep what a step gave elsewhere, and return True; False where the step is there already."""
+        path = self._path(key)
+        if path.is_file():
+            return False
+        text = json.dumps({"seconds": seconds, "results": results}, allow_nan=False)
+        write(path, lambda part: part.write_text(text, encoding="utf-8"))
+        return True
+
+    def _path(self, key: str) -> Path:
+        """Return the file of a step."""
+        return self.folder / "steps" / f"{key}.json"
 
     def weights(self, key: str, work: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Return tensors by name, from the file of an earlier run if there is one."""
@@ -253,6 +270,8 @@ class Settings:
         How many seeds figures are averaged over, from ``seed`` on.
     methods : tuple of str
         Those that a study of many methods is to run; all where it is empty.
+    earlier : mapping or None
+        What ``results.json`` holds of another run of the same study, whose steps are not repeated.
     """
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -262,6 +281,7 @@ class Settings:
     store: Store | None = None
     seeds: int = 3
     methods: tuple[str, ...] = ()
+    earlier: Mapping[str, Any] | None = None
 
     def generator(self) -> torch.Generator:
         """Return a fresh generator with the seed of this run."""

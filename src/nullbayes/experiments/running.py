@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 
 import nullbayes as nb
 from nullbayes.experiments import find
-from nullbayes.experiments.frame import Estimate, Experiment, Settings, Store, alone, write
+from nullbayes.experiments.frame import Estimate, Experiment, Mixed, Settings, Store, alone, write
 from nullbayes.experiments.measuring import environment
 from nullbayes.page import Page, render
 
@@ -24,10 +24,6 @@ MOST_FILES = 2000  # of which so much is read; of further ones the size alone co
 _LONG = 3600.0  # seconds beyond which a quick run is worth a thought
 _LOCK = "lock"  # of the whole folder, which the processes at work in it share
 KEPT = ("locks", "steps", "weights", "settings.json", "clock.json", "results.json", "index.html")
-
-
-class Mixed(Exception):
-    """The folder has steps of other settings; the message says what to do about it."""
 
 
 def reproduce(
@@ -39,6 +35,7 @@ def reproduce(
     quick: bool = False,
     seeds: int = 3,
     methods: tuple[str, ...] = (),
+    earlier: Path | None = None,
     fresh: bool = False,
     say: Callable[[str], None] = print,
 ) -> Path:
@@ -62,6 +59,9 @@ def reproduce(
         How many seeds the figures are averaged over.
     methods : tuple of str
         Those that a study of many methods is to run; all where it is empty. A later run does the others.
+    earlier : Path or None
+        The ``results.json`` of another run of a study of many methods, such as one on another machine: its steps are
+        not repeated, so that this run does those that it lacks.
     fresh : bool
         Discards what an earlier run left in the folder.
     say : callable
@@ -79,7 +79,7 @@ def reproduce(
     Missing
         If data or a package is not there.
     Mixed
-        If the folder has steps of other settings.
+        If the folder has steps of other settings, or the earlier run had others.
     """
     experiment = find(experiment) if isinstance(experiment, str) else experiment
     if seeds < 1:
@@ -93,27 +93,32 @@ def reproduce(
                 raise Mixed(msg)
             _discard(where)
     with alone(where / _LOCK, wait=True, shared=True):
-        return _run(experiment, where, data=data, device=device, quick=quick, seeds=seeds, methods=methods, say=say)
+        asked = Settings(
+            device=device, data=data, quick=quick, seeds=seeds, methods=methods, earlier=_read(earlier, experiment.name)
+        )
+        return _run(experiment, where, asked, say)
 
 
-def _run(
-    experiment: Experiment,
-    where: Path,
-    *,
-    data: Path | None,
-    device: torch.device,
-    quick: bool,
-    seeds: int,
-    methods: tuple[str, ...],
-    say: Callable[[str], None],
-) -> Path:
+def _read(earlier: Path | None, name: str) -> Mapping[str, Any] | None:
+    """Return what an earlier run of the same experiment found."""
+    if earlier is None:
+        return None
+    found: Mapping[str, Any] = json.loads(earlier.read_text(encoding="utf-8"))
+    if found.get("name") != name:
+        msg = f"{earlier} has no results of {name}: it is of {found.get('name', 'no experiment')}."
+        raise Mixed(msg)
+    return found
+
+
+def _run(experiment: Experiment, where: Path, asked: Settings, say: Callable[[str], None]) -> Path:
     """Do all steps, and write what came out."""
+    data, device, quick, seeds = asked.data, asked.device, asked.quick, asked.seeds
     record = environment(device, _checkout())
     with alone(where / "locks" / "settings", wait=True):
         _same_settings(where, _identity(experiment, data, record, quick, seeds))
     clock = _RunClock(where)
     store = Store(where, say, clock.note)
-    settings = Settings(device=device, data=data, quick=quick, store=store, seeds=seeds, methods=methods)
+    settings = replace(asked, store=store)
     say(_announcement(experiment, experiment.estimate(settings), settings))
     say(_whereabouts(where))
 

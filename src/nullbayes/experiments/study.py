@@ -7,6 +7,7 @@ fits the method and measures all that the page shows of it, so that a run that i
 from __future__ import annotations
 
 import functools
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +17,7 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes.experiments.findings import as_results
-from nullbayes.experiments.frame import FAILURES, Results, Settings, failure
+from nullbayes.experiments.frame import FAILURES, Mixed, Results, Settings, failure
 from nullbayes.experiments.gathering import Gathered, summary
 from nullbayes.experiments.judging import (
     POSTERIORS,
@@ -128,11 +129,51 @@ def run_study(settings: Settings, subjects: Sequence[Subject], sizes: Sizes) -> 
     sizes : Sizes
         How large.
     """
+    if settings.earlier is not None:
+        take_over(settings, subjects, sizes)
     while True:
         found = [_run_subject(settings, subject, sizes) for subject in subjects]
         if None not in found:
             return {"sizes": asdict(sizes), "subjects": found}
         time.sleep(_PAUSE)  # other processes, started with the same command, are at the steps that are left
+
+
+def take_over(settings: Settings, subjects: Sequence[Subject], sizes: Sizes) -> None:
+    """Put the steps of the earlier run where this one looks for its own.
+
+    Each record says of which commit it is. Methods that the earlier run has left out, or that ran out of memory there,
+    are not taken.
+
+    Parameters
+    ----------
+    settings : Settings
+        With the results of the earlier run, and a store.
+    subjects : sequence of Subject
+        What is studied.
+    sizes : Sizes
+        How large; those of the earlier run must be the same.
+    """
+    assert settings.earlier is not None
+    assert settings.store is not None
+    found, commit, taken = settings.earlier["results"], settings.earlier["environment"]["commit"], 0
+    if found["sizes"] != json.loads(json.dumps(asdict(sizes))):
+        msg = "The earlier results are of a study of other sizes (n, epochs, samples, ...; or --quick): leave them out."
+        raise Mixed(msg)
+    names = [subject.name for subject in subjects]
+    for subject in found["subjects"]:
+        for run in subject["runs"] if subject["name"] in names else ():
+            key = _key(subject["name"], run["seed"])
+            taken += settings.store.put(f"{key}/network", run["network"], 0.0)
+            for name, record in run["methods"].items():
+                if not record.get("again"):
+                    seconds = record.get("fit_seconds", 0.0) + record.get("judge_seconds", 0.0)
+                    taken += settings.store.put(f"{key}/{name}", {"note": f"At commit {commit}.", **record}, seconds)
+    settings.store.say(f"{taken} steps are taken from the earlier results.")
+
+
+def _key(subject: str, seed: int) -> str:
+    """Return the name of what is done with one network."""
+    return f"{subject}/seed {seed}"
 
 
 def _run_subject(settings: Settings, subject: Subject, sizes: Sizes) -> Results | None:
@@ -151,7 +192,7 @@ def _run_seed(settings: Settings, subject: Subject, sizes: Sizes, first: bool) -
 
     The network is made when a step needs it.
     """
-    key, make = f"{subject.name}/seed {settings.seed}", functools.cache(lambda: subject.task(settings))
+    key, make = _key(subject.name, settings.seed), functools.cache(lambda: subject.task(settings))
     network = settings.attempt(f"{key}/network", lambda: _network(make(), sizes, settings.seed, subject.only))
     if network is None:
         return None
@@ -159,7 +200,7 @@ def _run_seed(settings: Settings, subject: Subject, sizes: Sizes, first: bool) -
     for name in network["methods"]:
         work = functools.partial(_judged_step, settings, subject, sizes, make, name, first)
         wanted = _wanted(name, settings.methods)
-        found[name] = settings.attempt(f"{key}/{name}", work) if wanted else {"failed": _LEFT_OUT}
+        found[name] = settings.attempt(f"{key}/{name}", work) if wanted else {"failed": _LEFT_OUT, "again": True}
     return None if None in found.values() else {"seed": settings.seed, "network": network, "methods": found}
 
 
