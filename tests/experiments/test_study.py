@@ -243,6 +243,8 @@ def test_methods_that_are_chosen_run_alone_and_the_others_follow(settings: Setti
     assert said == [f"{KEY}/seed 0/network", "mnist/seed 0", f"{KEY}/seed 0/KNN"]
     assert {name for name, found in some["runs"][0]["methods"].items() if "--methods" not in str(found)} == {"KNN"}
     assert digits.EXPERIMENTS["mnist"].page({"sizes": {}, "subjects": [some]}).sections
+    both = digits.study("mnist", replace(own, methods=("MAP",)), TINY, ANGLES)["subjects"][0]["runs"][0]["methods"]
+    assert [name for name, found in both.items() if "failed" not in found] == ["MAP", "KNN"]  # done is done
     whole = digits.study("mnist", own, TINY, ANGLES)["subjects"][0]["runs"][0]["methods"]
     assert said.count(f"{KEY}/seed 0/KNN") == 1
     assert not any("failed" in found for found in whole.values())

@@ -91,17 +91,17 @@ class Store:
         return self._step(key, work, wait=False)
 
     def _step(self, key: str, work: Callable[[], Results], *, wait: bool) -> Results | None:
-        def read(path: Path) -> tuple[Results, float]:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            return kept["results"], float(kept["seconds"])
-
         def do(part: Path) -> None:
             start = time.perf_counter()
             done = work()
             kept = {"seconds": time.perf_counter() - start, "results": done}
             part.write_text(json.dumps(kept, allow_nan=False), encoding="utf-8")
 
-        return self._kept(key, self._path(key), read, do, wait=wait)
+        return self._kept(key, self._path(key), _read_step, do, wait=wait)
+
+    def done(self, key: str) -> Results | None:
+        """Return what a step gave in an earlier run; None if it is not done."""
+        return self._finished(key, self._path(key), _read_step)
 
     def put(self, key: str, results: Results, seconds: float) -> bool:
         """Keep what a step gave elsewhere, and return True; False where the step is there already."""
@@ -180,6 +180,12 @@ class Store:
         except _DAMAGED:
             return f"{path} is damaged"
         return "it failed before"
+
+
+def _read_step(path: Path) -> tuple[Results, float]:
+    """Return what a step gave, and its seconds."""
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    return kept["results"], float(kept["seconds"])
 
 
 def _to_try_again(found: object) -> bool:
@@ -305,6 +311,10 @@ class Settings:
     def attempt(self, key: str, work: Callable[[], Results]) -> Results | None:
         """Do a step, or return None where another process is at it; see `Store.attempt`."""
         return self.step(key, work) if self.store is None else self.store.attempt(key, work)
+
+    def done(self, key: str) -> Results | None:
+        """Return what a step gave in an earlier run; see `Store.done`."""
+        return None if self.store is None else self.store.done(key)
 
     def each_seed(self) -> list[Settings]:
         """Return the settings of every seed."""

@@ -199,8 +199,10 @@ def _run_seed(settings: Settings, subject: Subject, sizes: Sizes, first: bool) -
     found: dict[str, Results | None] = {}
     for name in network["methods"]:
         work = functools.partial(_judged_step, settings, subject, sizes, make, name, first)
-        wanted = _wanted(name, settings.methods)
-        found[name] = settings.attempt(f"{key}/{name}", work) if wanted else {"failed": _LEFT_OUT, "again": True}
+        if _wanted(name, settings.methods):
+            found[name] = settings.attempt(f"{key}/{name}", work)
+        else:
+            found[name] = settings.done(f"{key}/{name}") or {"failed": _LEFT_OUT, "again": True}
     return None if None in found.values() else {"seed": settings.seed, "network": network, "methods": found}
 
 
