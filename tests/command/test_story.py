@@ -85,6 +85,20 @@ def test_a_fit_prints_its_report_and_takes_its_options(own: Any, capsys: pytest.
     assert found["calibration"] is None
 
 
+def test_few_held_out_data_are_all_ranked_by_a_score_that_is_named(
+    own: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["fit", *MODEL, "--data", "own:train", "--held-out", "own:held_out", "-o", "few.safetensors"]
+    assert main(words) == 0
+    learned = nb.load("few.safetensors", own.model).calibration
+    assert learned.kind == "combined"
+    assert f"Only {len(learned.scores)} held-out examples are ranked" in capsys.readouterr().err
+    assert main([*words, "--score", "generalized_entropy"]) == 0
+    named = nb.load("few.safetensors", own.model).calibration
+    assert (named.kind, len(named.scores)) == ("generalized_entropy", len(learned.scores) + learned.n_learned)
+    assert "--score" not in capsys.readouterr().err
+
+
 def test_a_fit_that_was_interrupted_saves_nothing(own: Any) -> None:
     from nullbayes.command import build_parser
 

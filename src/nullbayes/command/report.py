@@ -46,12 +46,12 @@ def run(options: argparse.Namespace, console: Console) -> int:
         msg = f"-o {options.output}: the page is a file that ends with .html."
         raise misused(msg)
     output = writable(options.output, "the page")
-    from nullbayes.command.data import read_data
+    from nullbayes.command.data import read_data, read_pairs
     from nullbayes.page.html import render
 
     model = shared.the_model(options, console)
     posterior = shared.the_posterior(options.posterior, model, options)
-    data, strangers = read_data(options.data, "--data", console), shared.the_strangers(options, console)
+    data, strangers = read_pairs(options.data, "--data", console), shared.the_strangers(options, console)
     if options.held_out is not None:
         posterior.calibrate(read_data(options.held_out, "--held-out", console))
     page, evaluation = make_page(
