@@ -46,6 +46,7 @@ def image_classifier(names: dict[str, Any]) -> None:
 def tabular_regression(names: dict[str, Any]) -> None:
     assert 0.78 <= names["coverage"] <= 1.0
     assert 0.75 <= names["calibrated_coverage"] < 1.0
+    assert 0.88 <= sum(names["shares"]) / len(names["shares"]) < 0.94
     assert names["std"][-1] > 2 * names["std"][0]
     assert names["flagged"][0] < 0.15
     assert names["flagged"][-1] > 0.9

@@ -45,6 +45,8 @@ TYPED_WRONG = {
     "rows twice": (
         ["evaluate", "posterior.safetensors", *POSTERIOR, *TEST, "--strangers", "a=own:noise"], "called 'posterior'"),
     "two forms": (["evaluate", *POSTERIOR, *TEST, "--strangers", "a=own:noise", "--json", "--markdown"], "choose one"),
+    "a score without held-out data": (
+        ["fit", *MODEL, "--data", "own:train", "--score", "entropy", *OUT], "--score needs --held-out"),
     "experiment": (["reproduce", "mnits"], "no experiment 'mnits': there are toy, mnist"),
     "method": (["reproduce", "mnist", "--methods", "KNNN"], "no method 'KNNN': there are ProjectedPosterior"),
     "name of a module": (["reproduce", "mnist", "--methods", "swag"], "no method 'swag'"),
@@ -61,7 +63,23 @@ FAILED = {
     "no posterior": (["check", "gone", *MODEL, *TEST], "gone"),
     "untrained": (["check", "posterior.safetensors", "--model", "own:build", *TEST], "other parameters"),
     "alpha": (["predict", *POSTERIOR, *TEST, "-o", "a.csv", "--alpha", "1.5"], "alpha"),
-    "targets": (["fit", *MODEL, "--data", "own:noise", *OUT], "fit(x, y)"),
+    "loss of a file": (
+        ["predict", "loss.safetensors", *MODEL, *TEST, "-o", "a.csv"], "cannot hold: pass --likelihood own"),
+    "one output": (["plan", "--model", "bad:one", "--data", "own:train"],
+        "(softmax of one logit is always 1): use --likelihood binary or regression."),
+    "softmax": (["plan", "--model", "bad:softmax", "--data", "own:train"],
+        "or --output-fn with the name of a function such as lambda p: p.clamp_min(1e-12).log(), whose"),
+    "no targets in a loader": (["check", *POSTERIOR, "--data", "bad:inputs"],
+        "say how to take it apart with --batch-fn and the name of a function such as lambda batch: (inputs, targets)."),
+    "no targets to evaluate": (["evaluate", *POSTERIOR, "--data", "bad:inputs", "--strangers", "a=own:noise"],
+        "nullbayes: --data: Batch 0: A training batch must be a pair (inputs, targets)"),
+    "not calibrated": (
+        ["evaluate", "loss.safetensors", *MODEL, *TEST, "--likelihood", "bad:loss", "--strangers", "a=own:noise",
+         "--scores", "combined"],
+        'not calibrated for "combined": fit with --held-out first'),
+    "unknown score of a fit": (
+        ["fit", *MODEL, "--data", "bad:never", "--held-out", "own:held_out", "--score", "luck", *OUT],
+        "--score luck: this posterior has no such score; it has max_variance, sum_variance,"),
     "arguments": (["plan", *MODEL, "--data", "own:some"], "own:some failed when it was called without arguments"),
     "none": (["plan", *MODEL, "--data", "bad:nothing"], "bad:nothing is None"),
     "import fails": (["plan", *MODEL, "--data", "worse:x"], "cannot be imported, ZeroDivisionError: division by zero"),
@@ -77,15 +95,20 @@ FAILED = {
         "for calibrate, which needs at least 40: pass more, or --no-tune, which leaves all of them"),
     "few held out without tuning": (
         ["fit", *MODEL, "--data", "bad:never", "--held-out", "bad:few", "--no-tune", *OUT], "at least 40: pass more"),
-    "memory": (["plan", *MODEL, *TEST, "--memory-limit", "much"], "is not a size"),
+    "memory": (["plan", *MODEL, *TEST, "--memory-limit", "much"], "--memory-limit much is not a size"),
     "no gpu": (["plan", *MODEL, *TEST, "--device", "cuda"], "no GPU that torch can use"),
     "unknown score": (
-        ["evaluate", *POSTERIOR, *TEST, "--strangers", "a=own:noise", "--scores", "luck"], "no score 'luck'"),
+        ["evaluate", *POSTERIOR, *TEST, "--strangers", "a=own:noise", "--scores", "luck"], "choose one of them."),
 }  # fmt: skip
 BAD = """
+import torch
 import own
 def nothing(): pass
 def fails(): raise ValueError("two\\nlines")
+def one(): return torch.nn.Linear(4, 1)
+def softmax(): return torch.nn.Sequential(own.build(), torch.nn.Softmax(-1))
+def loss(f, y): return torch.nn.functional.cross_entropy(f, y, reduction="none")
+def inputs(): return torch.utils.data.DataLoader(own.some(20, 5)[0], batch_size=10)
 def crash(): return own.some()
 def few(): return own.some(20, 5)
 def fifty(): return own.some(50, 5)
@@ -103,11 +126,15 @@ def loud():
 
 
 @pytest.fixture
-def folder(story: Path) -> Any:
+def folder(story: Path, capsys: pytest.CaptureFixture[str]) -> Any:
     for name, text in (("bad", BAD), ("worse", "1 / 0"), ("lacking", "import not_there_at_all")):
         (story / f"{name}.py").write_text(text)
     torch.save(torch.nn.Linear(4, 3, device="cpu").state_dict(), story / "other.pt")
     with inside(story):
+        if not Path("loss.safetensors").exists():
+            words = ["--posterior", "loss-projected", "--likelihood", "bad:loss", "-o", "loss.safetensors"]
+            assert main(["fit", *MODEL, "--data", "own:train", *words]) == 0
+        capsys.readouterr()
         yield story
 
 
@@ -135,6 +162,32 @@ def test_refusal_is_one_line_with_its_code(case: str, folder: Path, capsys: pyte
     assert not others
     assert not printed.out
     assert {path for path in folder.iterdir() if path.name != "__pycache__"} <= before | {folder / "__pycache__"}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fit", *MODEL, *OUT],
+        ["plan", *MODEL],
+        ["check", *POSTERIOR],
+        ["evaluate", *POSTERIOR, "--strangers", "a=own:noise"],
+        ["report", *POSTERIOR, "-o", "page.html"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_inputs_without_targets_are_refused_in_words_of_the_command(
+    words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "--data", "own:noise"]) == 1
+    told = "--data own:noise is inputs without targets: it should be a pair (x, y), or a dataset or loader of pairs."
+    assert capsys.readouterr().err == f"nullbayes: {told}\n"
+
+
+def test_held_out_inputs_without_targets_cannot_tune(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["fit", *MODEL, "--data", "bad:never", "--held-out", "own:noise", *OUT]
+    assert main(words) == 1
+    told = "--held-out own:noise is inputs without targets, which tuning needs: pass a pair (x, y), or --no-tune, which"
+    assert told in capsys.readouterr().err
 
 
 def test_the_way_to_an_error_is_shown_on_demand(folder: Path) -> None:

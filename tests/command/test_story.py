@@ -85,6 +85,20 @@ def test_a_fit_prints_its_report_and_takes_its_options(own: Any, capsys: pytest.
     assert found["calibration"] is None
 
 
+def test_few_held_out_data_are_all_ranked_by_a_score_that_is_named(
+    own: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["fit", *MODEL, "--data", "own:train", "--held-out", "own:held_out", "-o", "few.safetensors"]
+    assert main(words) == 0
+    learned = nb.load("few.safetensors", own.model).calibration
+    assert learned.kind == "combined"
+    assert f"Only {len(learned.scores)} held-out examples are ranked" in capsys.readouterr().err
+    assert main([*words, "--score", "generalized_entropy"]) == 0
+    named = nb.load("few.safetensors", own.model).calibration
+    assert (named.kind, len(named.scores)) == ("generalized_entropy", len(learned.scores) + learned.n_learned)
+    assert "--score" not in capsys.readouterr().err
+
+
 def test_a_fit_that_was_interrupted_saves_nothing(own: Any) -> None:
     from nullbayes.command import build_parser
 
@@ -268,14 +282,23 @@ def test_a_page_has_every_figure_and_every_kind_of_picture(own: Any, posterior: 
     assert list(blocks) == [
         "The posterior and its network", "Predictions", "Detection", "Calibration", "Scores", "Inputs", "The fit",
     ]  # fmt: skip
-    (familiar,), (noise, cost) = blocks["Predictions"], blocks["Detection"]
+    (familiar, by_score), (noise, cost) = blocks["Predictions"], blocks["Detection"]
     assert isinstance(familiar, Table)
-    assert [row[0] for row in familiar.rows] == [row.name for row in evaluation.rows]
+    assert [row[0] for row in familiar.rows] == [row[0] for row in cost.rows] == ["mine"]
+    assert [row[0] for row in by_score.rows] == [row[0] for row in noise.rows] == [row.name for row in evaluation.rows]
+    shown = [column.name for block in (familiar, by_score) for column in block.columns]
+    assert {"NLL", "accuracy"}.isdisjoint(shown), "the table beside the network has them"
     auroc = [column.name for column in noise.columns].index("AUROC")
     assert noise.rows[0][auroc].mean == evaluation["mine: calibrated"].strangers["noise"].auroc
     assert cost.rows
     assert [type(block) for block in blocks["Calibration"]] == [Reliability]
-    assert [type(block) for block in blocks["Scores"]] == [Histograms]
+    (histograms,) = blocks["Scores"]
+    assert isinstance(histograms, Histograms)
+    assert histograms.x_label == "score: combined, calibrated"
+    assert histograms.threshold is not None
+    for inputs in (own.test()[0], own.noise()):
+        above = posterior.ood_score(inputs) > histograms.threshold
+        assert torch.equal(above, posterior.is_ood(inputs, 0.05))
     strangest, certain, missed = blocks["Inputs"]
     assert all(isinstance(block, Gallery) and len(block.pictures) == 8 for block in (strangest, certain, missed))
     x, _ = own.test()
@@ -286,6 +309,7 @@ def test_a_page_has_every_figure_and_every_kind_of_picture(own: Any, posterior: 
     assert f"input {int(posterior.ood_score(own.noise()).argmin())}," in missed.pictures[0].label
     assert page.facts["command"] == "nullbayes report"
     assert f"{evaluation.rows[0].false_alarms:.1%} of familiar inputs" in page.lead
+    assert "AUROC of the calibrated score: noise" in page.lead
 
 
 def test_a_page_compares_with_the_network_as_it_is_and_at_the_temperature(own: Any, posterior: Any) -> None:

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
+from nullbayes.errors import InputError
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.opening import OutputSums, open_data
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, Regression
 from support.drawing import randint, randn
+from support.models import CLASSIFICATION, MLP, REGRESSION, Task
 
 N = 640  # ten times what is evaluated at a time on a CPU, and a few times what a GPU evaluates
 GENERATOR = torch.Generator().manual_seed(0)
@@ -77,3 +79,16 @@ def test_sums_over_batches_are_those_of_all_data(
         assert found == wanted
     if sums.stds() is not None:
         torch.testing.assert_close(sums.stds(), outputs.std(0, unbiased=False))
+
+
+@pytest.mark.parametrize("flat", [False, True], ids=["without", "with"])
+@pytest.mark.parametrize("task", [CLASSIFICATION, REGRESSION], ids=["classes", "numbers"])
+def test_inputs_and_targets_that_are_swapped_are_told_so(task: Task, flat: bool) -> None:
+    x, y = task.data(n=12)
+    model = MLP.build(task.outputs)
+    network = nn.Sequential(nn.Flatten(), model) if flat else model
+    with pytest.raises(InputError, match=r"takes the targets in their place: pass \(inputs, targets\), in this order"):
+        nb.OutputJacobian(network, [(y, x)], task.likelihood)
+    with pytest.raises(InputError) as other:
+        nb.OutputJacobian(network, [(x[:, :1], y)], task.likelihood)
+    assert "in their place" not in str(other.value)

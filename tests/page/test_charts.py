@@ -120,6 +120,23 @@ def test_histogram_is_as_high_as_its_shares() -> None:
         assert ends == pytest.approx([1.0, 2.0, 4.0], abs=0.02)
 
 
+def test_a_threshold_is_a_line_across_the_histograms() -> None:
+    shares = {"in": [0.5, 0.25, 0.25]}
+    without, chart = (drawing(Histograms("", "", [0.0, 1.0, 2.0, 4.0], shares, "alt", *more)) for more in ((), (2.5,)))
+    assert not without.all("path", "diagonal")
+    to_x, _ = scales(chart)
+    (line,) = chart.all("path", "diagonal")
+    found = re.fullmatch(r"M([\d.]+) [\d.]+V[\d.]+", line.attributes["d"])
+    assert found is not None
+    assert to_x(float(found[1])) == pytest.approx(2.5, abs=0.02)  # type: ignore[operator]
+    text = render(Page("", "", [Section("", [], [Histograms("", "", [0.0, 1.0], {"in": [1.0]}, "alt", 0.5)])], {}))
+    assert "inputs to the right of it are flagged" in text
+
+
+def test_a_threshold_beyond_the_bins_is_no_line() -> None:
+    assert not drawing(Histograms("", "", [0.0, 1.0], {"in": [1.0]}, "alt", 7.0)).all("path", "diagonal")
+
+
 def test_reliability_has_accuracy_confidence_and_counts() -> None:
     chart = drawing(Reliability("", [0, 10, 40, 20], [0.1, 0.4, 0.6, 0.9], [0.2, 0.3, 0.7, 0.8], "alt"))
     bars, gaps, counts = (chart.all("rect", kind) for kind in ("bar", "gap", "count"))

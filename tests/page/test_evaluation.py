@@ -116,6 +116,29 @@ def test_scores_of_many_sizes_are_shown_by_their_logarithm(evaluation: nb.Evalua
     assert sum(found["shares"]["far"]) == pytest.approx(1.0)
 
 
+def test_a_threshold_follows_the_scale_of_the_scores(evaluation: nb.Evaluation) -> None:
+    summary = evaluation_summary(evaluation, shown=["network", "KNN"], thresholds={"KNN": 2.0})
+    assert "threshold" not in summary["histograms"]["network"]
+    row = evaluation["KNN"]
+    wide = dataclasses.replace(row, scores_in=row.scores_in.exp(), scores_out={"far": row.scores_in.exp() * 1e4})
+    other = dataclasses.replace(evaluation, rows=(wide,), n_strangers={"far": 30})
+    found = evaluation_summary(other, thresholds={"KNN": 100.0})["histograms"]["KNN"]
+    assert found["threshold"] == pytest.approx(2.0)
+    (scores,) = (s for s in evaluation_sections(summary) if s.title == "Scores")
+    assert [block.threshold for block in scores.blocks] == [None, 2.0]
+
+
+def test_what_does_not_depend_on_the_score_is_shown_once_per_method(evaluation: nb.Evaluation) -> None:
+    several = evaluated(0, scores="all")
+    predictions, detection, *_ = evaluation_sections(several, per_method=True, skipped=["nll"])
+    (familiar, by_score), (far, _, cost) = predictions.blocks, detection.blocks
+    assert [row[0] for row in familiar.rows] == [row[0] for row in cost.rows] == ["network", "KNN"]
+    assert [row[0] for row in by_score.rows] == [row[0] for row in far.rows] == [row.name for row in several.rows]
+    assert [column.name for column in familiar.columns] == ["method", "accuracy", "ECE"]
+    assert [column.name for column in by_score.columns] == ["method", "AURC"]
+    assert cell(familiar, "network", "accuracy").mean == evaluation["network"].accuracy
+
+
 def test_a_section_without_anything_to_show_is_left_out(evaluation: nb.Evaluation) -> None:
     titles = [section.title for section in evaluation_sections(evaluation)]
     assert titles == ["Predictions", "Detection", "Calibration", "Scores"]

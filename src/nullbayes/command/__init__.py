@@ -15,7 +15,7 @@ from typing import Any
 import nullbayes as nb
 from nullbayes.command import check, completion, demo, evaluate, fit, plan, predict, report, reproduce
 from nullbayes.command.frame import Console, Parser, Refusal, misused
-from nullbayes.command.names import first_line
+from nullbayes.command.names import first_line, typed
 from nullbayes.command.options import common
 
 COMMANDS = (
@@ -108,7 +108,7 @@ def _check_alone(command: str) -> None:
 def _refused(error: Exception, code: int) -> int:
     """Say in one line what went wrong."""
     known = isinstance(error, OSError) or type(error).__module__.startswith("nullbayes.")  # whose messages are ours
-    text = first_line(error) if known else f"{type(error).__name__}: {first_line(error)} (--debug shows where)"
+    text = typed(first_line(error)) if known else f"{type(error).__name__}: {first_line(error)} (--debug shows where)"
     if isinstance(error, nb.errors.ProcessLostError):  # perhaps the first process, which speaks for all others
         print(f"nullbayes: {text}", file=sys.stderr, flush=True)
     else:
@@ -121,7 +121,7 @@ def _one_line_warnings() -> Iterator[None]:
     """Print each warning in one line on stderr."""
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        Console().say(f"warning: {' '.join(str(message).split())}")
+        Console().say(f"warning: {typed(' '.join(str(message).split()))}")
 
     with warnings.catch_warnings():
         warnings.filterwarnings("always", category=nb.errors.NullBayesWarning)

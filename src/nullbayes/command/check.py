@@ -26,11 +26,11 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Compare predictions with the network's own; 1 if they are worse."""
-    from nullbayes.command.data import read_data
+    from nullbayes.command.data import read_pairs
 
     model = shared.the_model(options, console)
     posterior = shared.the_posterior(options.posterior, model, options)
-    check = posterior.check_fit(read_data(options.data, "--data", console))
+    check = posterior.check_fit(read_pairs(options.data, "--data", console))
     rise = check.nll_posterior - check.nll_model
     fall = 0.0
     if check.accuracy_model is not None and check.accuracy_posterior is not None:

@@ -61,6 +61,15 @@ def read_data(text: str, option: str, console: Console) -> Any:
     return found
 
 
+def read_pairs(text: str, option: str, console: Console) -> Any:
+    """Return the data that a name stands for, which must have targets: see `read_data`."""
+    found = read_data(text, option, console)
+    if is_array(found):
+        msg = f"{option} {text} is inputs without targets: it should be a pair (x, y), or a dataset or loader of pairs."
+        raise Refusal(msg)
+    return found
+
+
 def call(function: Callable[[], Any], text: str, option: str) -> Any:
     """Call a user's function without arguments; an error says whose it is."""
     try:
@@ -82,7 +91,7 @@ class Given(list[Any]):
 
 def is_given(data: Any) -> bool:
     """Whether data are inputs or a pair without a loader, to which batch_fn is not applied, or made of such."""
-    return isinstance(data, tuple) or _is_array(data) or getattr(data, "without_batch_fn", False)
+    return isinstance(data, tuple) or is_array(data) or getattr(data, "without_batch_fn", False)
 
 
 def as_inputs(data: Any) -> Any:
@@ -94,7 +103,7 @@ def batches(data: Any) -> Iterator[Any]:
     """Iterate over batches of inputs, with or without targets; data in one piece are cut."""
     if isinstance(data, Dataset) and not isinstance(data, DataLoader):
         data = DataLoader(data, batch_size=_BATCH)
-    whole = isinstance(data, tuple) or _is_array(data)
+    whole = isinstance(data, tuple) or is_array(data)
     for batch in [data] if whole else data:
         n = count(batch)
         for start in range(0, n, _AT_ONCE):
@@ -107,7 +116,7 @@ def inputs_in(batch: Any, batch_fn: Callable[[Any], Any] | None) -> Any:
         with contextlib.suppress(LookupError, TypeError, ValueError):  # it expects batches with targets
             batch = batch_fn(batch)
     x = batch[0] if isinstance(batch, (tuple, list)) and batch else batch
-    if _is_array(x) and not isinstance(x, Tensor) and not hasattr(x, "iloc"):
+    if is_array(x) and not isinstance(x, Tensor) and not hasattr(x, "iloc"):
         x = torch.as_tensor(x)
     return x if isinstance(x, Tensor) and x.ndim > 0 else None
 
@@ -175,10 +184,11 @@ def _is_function(found: Any) -> bool:
     return callable(found) and not hasattr(found, "__iter__") and not hasattr(found, "__getitem__")
 
 
-def _is_array(x: Any) -> bool:
+def is_array(x: Any) -> bool:
+    """Whether something is a tensor or an array: inputs alone, where it is passed as data."""
     return isinstance(x, Tensor) or (hasattr(x, "__array__") and getattr(x, "ndim", 0) > 0)
 
 
 def _are_arrays(values: list[Any]) -> bool:
     """Whether a list of two is inputs and targets: arrays of as many examples, the second with fewer dimensions."""
-    return all(map(_is_array, values)) and len(values[0]) == len(values[1]) and values[1].ndim < values[0].ndim
+    return all(map(is_array, values)) and len(values[0]) == len(values[1]) and values[1].ndim < values[0].ndim

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from nullbayes.demo import Line
 
 _LEGEND = """\
+accuracy    the share of the test images of known digits that are recognized: posteriors
+            predict the class that the network predicts
+NLL, ECE    negative log-likelihood per image, and the gap between confidence and accuracy:
+            lower is better. A posterior aims at an NLL of at most 0.003 above the network's
 AUROC       how well a score separates the unseen 8s and 9s from test images of known
             digits (0.5 is chance, 1 is perfect).
             as is: the largest probability for the network, the entropy for the
@@ -89,8 +93,9 @@ def _decision(lines: list[Line], alpha: float) -> str:
     known, unseen = (int((p <= alpha).sum()) for p in line.p_values)
     return (
         f"The decision of the projected posterior: {unseen} of {len(line.p_values[1])} unseen digits are flagged, and "
-        f"{known} of {len(line.p_values[0])} known ones. Its samples move in {line.kernel_dimension:,.0f} dimensions, "
-        f"and change the logits of the training images by {line.train_std:.2g}."
+        f"{known} of {len(line.p_values[0])} known ones. Its samples differ from the network in a null space of "
+        f"{line.kernel_dimension:,.0f} dimensions, and change the logits of the training images by only "
+        f"{line.train_std:.2g} (standard deviation)."
     )
 
 

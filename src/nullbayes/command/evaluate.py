@@ -31,7 +31,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Print the table of an evaluation."""
     import torch
 
-    from nullbayes.command.data import read_data
+    from nullbayes.command.data import read_pairs
 
     if options.json and options.markdown:
         msg = "--json and --markdown are two forms of the same table: choose one."
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     methods: dict[str, Any] = {name: shared.the_posterior(path, model, options) for name, path in paths.items()}
     found = nb.evaluate(
         methods,
-        read_data(options.data, "--data", console),
+        read_pairs(options.data, "--data", console),
         shared.the_strangers(options, console),
         scores=options.scores,
         bootstrap=options.bootstrap,

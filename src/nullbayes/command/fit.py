@@ -12,6 +12,7 @@ from nullbayes.command.frame import Command, Console, Refusal, folded, misused, 
 
 _TUNED = 1 / 3  # of the held-out data choose precision and temperature; the others calibrate
 _LEAST = 40  # held-out examples that calibrate needs
+_FEW = 100  # ranked examples, below which it is worth a word that a named score ranks them all
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +21,10 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     shared.held_out(parser, "which tune the posterior (one third of them) and calibrate it (the others)")
     shared.fitting(parser)
     parser.add_argument("--no-tune", action="store_true", help="only calibrate with the held-out data")
+    parser.add_argument(
+        "--score", metavar="NAME",
+        help="the score that decides (default: combined, which is learned from half of the data that calibrate)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the samples (default: %(default)s)")
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="from which a fit that was killed goes on")
     parser.add_argument(
@@ -39,14 +44,17 @@ def run(options: argparse.Namespace, console: Console) -> int:
 def _run(options: argparse.Namespace, console: Console, group: nb.distributed.Group) -> int:
     import torch
 
-    from nullbayes.command.data import divided, read_data
+    from nullbayes.command.data import divided, read_data, read_pairs
 
     output = writable(options.output, "the posterior")
     if output.suffix not in ("", ".safetensors"):
         msg = f"A posterior is written to a .safetensors file, not to {output.suffix}: choose another name with -o."
         raise misused(msg)
+    if options.score is not None and options.held_out is None:
+        msg = "--score needs --held-out: data that were not trained on, to calibrate with."
+        raise misused(msg)
     model = shared.the_model(options, console)
-    data = read_data(options.data, "--data", console)
+    data = read_pairs(options.data, "--data", console)
     held_out = None if options.held_out is None else read_data(options.held_out, "--held-out", console)
     kind = nb.LossProjectedPosterior if options.posterior == "loss-projected" else nb.ProjectedPosterior
     posterior = kind(
@@ -55,8 +63,10 @@ def _run(options: argparse.Namespace, console: Console, group: nb.distributed.Gr
         parameters=options.parameters,
         **shared.functions(options),
     )
+    _check_score(options.score, posterior.scores)
     tuning, calibrating = (None, held_out)
     if held_out is not None and not options.no_tune:
+        _check_targets(held_out, options.held_out)
         tuning, calibrating = divided(held_out, _TUNED)
     if calibrating is not None:
         _check_number(held_out, calibrating, options.held_out)
@@ -77,7 +87,7 @@ def _run(options: argparse.Namespace, console: Console, group: nb.distributed.Gr
     posterior.release()  # the memory of the rows
     if calibrating is not None:
         console.say("Calibrating with held-out data.")
-        posterior.calibrate(calibrating)
+        posterior.calibrate(calibrating, kind=options.score)
     if group.rank == 0 or options.parallel == "parameters":  # whose samples are collected from all processes
         posterior.save(output)
     calibration = posterior.calibration
@@ -89,8 +99,32 @@ def _run(options: argparse.Namespace, console: Console, group: nb.distributed.Gr
         "calibration": None if calibration is None else calibration.to_dict(),
     }
     console.result(text, found)
+    if calibration is not None and calibration.n_learned and len(calibration.scores) < _FEW:
+        other = "generalized_entropy" if "generalized_entropy" in posterior.scores else "max_variance"
+        console.say(
+            f"Only {len(calibration.scores)} held-out examples are ranked, because the score was learned from "
+            f"{calibration.n_learned} others. A score that is named, such as --score {other}, ranks all of them."
+        )
     console.say(f"The posterior is in {output}." + ("" if calibration else " It is not calibrated: no --held-out."))
     return 0
+
+
+def _check_score(name: str | None, known: tuple[str, ...]) -> None:
+    """Refuse a score that there is not, before a fit that would be thrown away."""
+    if name is not None and name not in known:
+        msg = f"--score {name}: this posterior has no such score; it has {', '.join(known)}."
+        raise Refusal(msg)
+
+
+def _check_targets(held_out: Any, name: str) -> None:
+    from nullbayes.command.data import is_array
+
+    if is_array(held_out):
+        msg = (
+            f"--held-out {name} is inputs without targets, which tuning needs: pass a pair (x, y), or --no-tune, "
+            "which only calibrates."
+        )
+        raise Refusal(msg)
 
 
 def _check_number(held_out: Any, calibrating: Any, name: str) -> None:

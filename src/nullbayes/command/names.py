@@ -6,6 +6,7 @@ import difflib
 import importlib
 import importlib.machinery
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,19 @@ from typing import Any
 from nullbayes.command.frame import Refusal, misused
 
 _FORM = "package.module:name or file.py:name"
+_TYPED = (  # how messages of the library name what is passed in Python, and what is typed instead
+    (r"""likelihood=["'](\w+)["'] or "(\w+)\"""", r"--likelihood \1 or \2"),
+    (r"""likelihood=["'](\w+)["']""", r"--likelihood \1"),
+    (r"load\(\.\.\., likelihood=\w+\)", "--likelihood own:loss"),
+    (r"or (output|batch)_fn=lambda", r"or --\1-fn with the name of a function such as lambda"),
+    (r"\b(output|batch)_fn=lambda", r"--\1-fn and the name of a function such as lambda"),
+    (r"memory_limit='([^']*)'", r"--memory-limit \1"),
+    (r"memory_limit\b", "--memory-limit"),
+    (r"parameters='([^']*)'", r"--parameters '\1'"),
+    (r"\bin_data\b", "--data"),
+    (r"call (posterior\.)?calibrate\([^()]*\) first", "fit with --held-out first"),
+    (r" for it, name: \(method, score\)", ""),
+)
 
 
 def named(text: str, option: str) -> Any:
@@ -115,6 +129,13 @@ def _failed(place: str, option: str, error: Exception) -> Refusal:
 def first_line(error: BaseException) -> str:
     """Return what an error says, in one line."""
     return " ".join(str(error).split()) or "no message"
+
+
+def typed(text: str) -> str:
+    """Return a message of the library in the words of the command line."""
+    for pattern, replacement in _TYPED:
+        text = re.sub(pattern, replacement, text)
+    return text
 
 
 def _file_of(module: ModuleType) -> Path | None:

@@ -25,12 +25,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, console: Console) -> int:
     """Print the plan of a fit."""
-    from nullbayes.command.data import read_data
+    from nullbayes.command.data import read_pairs
 
     model = shared.the_model(options, console)
     found = nb.plan(
         model,
-        read_data(options.data, "--data", console),
+        read_pairs(options.data, "--data", console),
         n_samples=options.samples,
         memory_limit=options.memory_limit,
         likelihood=shared.the_likelihood(options.likelihood),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import math
 import platform
 import shlex
 from collections.abc import Callable, Iterator
@@ -46,12 +47,12 @@ def run(options: argparse.Namespace, console: Console) -> int:
         msg = f"-o {options.output}: the page is a file that ends with .html."
         raise misused(msg)
     output = writable(options.output, "the page")
-    from nullbayes.command.data import read_data
+    from nullbayes.command.data import read_data, read_pairs
     from nullbayes.page.html import render
 
     model = shared.the_model(options, console)
     posterior = shared.the_posterior(options.posterior, model, options)
-    data, strangers = read_data(options.data, "--data", console), shared.the_strangers(options, console)
+    data, strangers = read_pairs(options.data, "--data", console), shared.the_strangers(options, console)
     if options.held_out is not None:
         posterior.calibrate(read_data(options.held_out, "--held-out", console))
     page, evaluation = make_page(
@@ -88,11 +89,12 @@ def make_page(
     given = strangers or {_SHUFFLED: _Shuffled(data, batch_fn)}
     evaluation = nb.evaluate({name: posterior}, data, given, scores="all")
     check = posterior.check_fit(data)
-    summary = evaluation_summary(evaluation)
+    row, limit = evaluation.rows[0], _threshold(posterior)
+    summary = evaluation_summary(evaluation, thresholds={} if limit is None else {row.name: limit})
     pictures = galleries(posterior, data, given, _ALPHA, batch_fn)
     sections = [
         Section("The posterior and its network", [_promise(check)], [_table(check)]),
-        *evaluation_sections(summary, galleries=pictures),
+        *evaluation_sections(summary, galleries=pictures, per_method=True, skipped=("accuracy", "nll")),
         Section("The fit", ["What `fit` reported."], [_report(posterior)]),
     ]
     if not strangers:
@@ -128,12 +130,22 @@ def _lead(posterior: Any, evaluation: Evaluation) -> str:
     """Return the result in a sentence or two."""
     row = evaluation.rows[0]
     found = ", ".join(f"{label} {detection.auroc:.3f}" for label, detection in row.strangers.items())
-    lead = f"AUROC of the score {row.score!r}: {found}."
+    score = "calibrated score" if row.calibrated_by else f"score {row.score!r}"
+    lead = f"AUROC of the {score}: {found}."
     if row.false_alarms is not None:
         flagged = ", ".join(f"{(d.flagged or 0.0):.1%} of {label}" for label, d in row.strangers.items())
         alarms = f"{row.false_alarms:.1%} of familiar inputs"
         return f"At a false-alarm rate of {_ALPHA:g}, the posterior flags {alarms}, and {flagged}. {lead}"
     return f"The posterior is not calibrated, so that there are scores and no decisions. {lead}"
+
+
+def _threshold(posterior: Any) -> float | None:
+    """Return the calibrated score above which inputs are flagged; None where there are no decisions."""
+    if posterior.calibration is None:
+        return None
+    ranked = posterior.calibration.scores.sort(descending=True).values
+    most = math.floor(_ALPHA * (len(ranked) + 1) + 1e-9)  # a flagged input, and the ranked ones above it
+    return float(ranked[most - 1]) if most else None
 
 
 def _promise(check: FitCheck) -> str:

@@ -1,4 +1,4 @@
-"""Checks of inputs whose parts have names, as batches of language models have: arguments, masks and labels."""
+"""Checks of inputs that come in the wrong form: parts with names (arguments, masks, labels), or in another order."""
 
 from __future__ import annotations
 
@@ -18,6 +18,18 @@ from nullbayes.likelihoods import Classification, Likelihood
 
 _LOSSES_AGREE = 0.02  # of their size
 _KEY = "Where the targets have another key than 'labels', write that."
+
+
+def if_swapped(network: Network, targets: Tensor) -> str:
+    """Return a sentence if a network takes the targets where it failed on the inputs; else nothing."""
+    try:
+        with torch.no_grad():
+            found = network.outputs(targets.to(network.dtype) if targets.is_floating_point() else targets)
+    except Exception:  # what the user's network says of inputs that it does not take
+        return ""
+    if len(found) != len(targets):
+        return ""
+    return ". It takes the targets in their place: pass (inputs, targets), in this order."
 
 
 def by_name(network: Network, x: Mapping[str, Any]) -> str:

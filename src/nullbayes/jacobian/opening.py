@@ -21,7 +21,7 @@ from nullbayes.jacobian.batches import BatchFn, described, leaves, map_leaves, o
 from nullbayes.jacobian.checks import check_derivatives, check_examples, check_outputs
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.modules import Writing
-from nullbayes.jacobian.named_inputs import by_name, check_labels, compare_with_mask
+from nullbayes.jacobian.named_inputs import by_name, check_labels, compare_with_mask, if_swapped
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Bernoulli, Classification, Likelihood, LossFn, Regression, resolve
 from nullbayes.limits import is_out_of_memory
@@ -86,7 +86,7 @@ def open_data(
     few, few_targets = examples.read(0, min(8, len(examples)))
     whole = network.whole
     with Writing(dict(whole.module.named_parameters()) | whole.unflatten(whole.theta)) as writing:
-        answers = _first_answers(network, few)
+        answers = _first_answers(network, few, few_targets)
     check_outputs(examples, 0, answers)
     network.input_signature = signed(described(few), examples.columns)  # once the network takes them
     check_examples(network, few)
@@ -117,7 +117,7 @@ def open_data(
     return Opened(network, examples, sums.fitted(), sums.n_counted, sums.spread(), sums.stds())
 
 
-def _first_answers(network: Network, x: Any) -> Tensor:
+def _first_answers(network: Network, x: Any, y: Tensor) -> Tensor:
     """Return the outputs on the first examples, or say what form of input the network cannot take."""
     try:
         return network.outputs(x)
@@ -128,9 +128,10 @@ def _first_answers(network: Network, x: Any) -> Tensor:
             raise
         said = str(error).strip().splitlines()[:1] or [type(error).__name__]
         whole = "type" in said[0] and any(not leaf.is_floating_point() for leaf in leaves(x))
-        hint = f" Whole numbers may have to be converted: x.to({network.dtype})." if whole else ""
+        hint = f". Whole numbers may have to be converted: x.to({network.dtype})." if whole else ""
         if isinstance(x, Mapping) and "unexpected keyword" in said[0]:
             hint = by_name(network, x)
+        hint = if_swapped(network, y) or hint
         msg = f"The network failed on the first batch, {described(x)} (n examples): {said[0]}{hint}"
         raise InputError(msg) from error
 

@@ -77,6 +77,11 @@ def render_histograms(histograms: Histograms, number: int) -> str:
     frame = Frame(x, linear_axis([0.0, *([share for *_, share in bars] or [1.0])], rounded=True))
     drawn = "".join(_histogram(i, parts, frame) for i, parts in enumerate(found.values()))
     legend = [_legend_item(i, name, _swatch_of_bars(i)) for i, name in enumerate(found)]
+    limit = histograms.threshold
+    if limit is not None and bars and min(bars)[0] <= limit <= max(right for _, right, _ in bars):
+        drawn += f'<path class="diagonal" d="M{frame.across(limit):.1f} {frame.up(0):.1f}V{frame.top:.1f}"/>'
+        swatch = '<path class="diagonal" d="M15 0V14"/>'
+        legend.append(_legend_item(None, "threshold: inputs to the right of it are flagged", swatch))
     drawing = _drawing(histograms.alt or histograms.caption, _grid(frame) + drawn, is_empty=not bars)
     return _figure(drawing, histograms.caption, number, histograms.x_label, "share of inputs", legend)
 

@@ -106,6 +106,7 @@ class Histograms:
     edges: Sequence[float | None]
     shares: Mapping[str, Sequence[float | None]]  # one less than the edges
     alt: str
+    threshold: float | None = None  # inputs with a higher score are flagged
 
 
 @dataclass(frozen=True)

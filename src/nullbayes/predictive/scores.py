@@ -124,7 +124,8 @@ def default_score(likelihood: Likelihood) -> str:
     """Return the score of a posterior that is not calibrated.
 
     It is the one that was closest to "nowhere below the largest probability" on many networks: images, sentences,
-    tables, series and sets (``docs/scores.md``). Others are better on some networks and much worse on others.
+    tables, series and sets (``docs/how-scores-were-chosen.md``). Others are better on some networks and much worse on
+    others.
     """
     return "entropy" if likelihood.has_probabilities else "max_variance"
 
