@@ -214,6 +214,20 @@ def test_inputs_that_were_prepared_in_another_way_cause_a_warning(table: bool, f
         posterior.calibrate(factor * x[80:] + shift, y[80:])
 
 
+def test_rare_categories_are_no_other_scale() -> None:
+    """Most columns of one-hot categories are constant among a few rows."""
+    generator = torch.Generator().manual_seed(4)
+    numbers = randn(460, 2, generator=generator, dtype=torch.float64)
+    categories = nn.functional.one_hot(randint(100, (460,), generator=generator), 100)
+    x, y = torch.cat([numbers, categories], 1), (numbers[:, 0] > 0).long()
+    posterior = nb.baselines.MAP(nn.Linear(102, 2).double()).fit(x[:400], y[:400])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Held-out inputs are")
+        posterior.calibrate(x[400:], y[400:])
+    with pytest.warns(nb.errors.NullBayesWarning, match="Held-out inputs are .* Were they scaled and normalized"):
+        posterior.calibrate(x[400:] / 255.0, y[400:])
+
+
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ so that a file can tell whether a network with the same parameters is the same f
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -132,7 +133,8 @@ class Familiar:
         """Iterate over the numbers of inputs: how far off they are on average, and how many times as spread out.
 
         Both are compared with remembered inputs, in their standard deviations: the median over the columns of a table,
-        or each tensor as a whole.
+        or each tensor as a whole. Columns of rare categories are constant in a few rows, so that the spread is the
+        root mean square over the columns where that is nearer to one.
         """
         pairs: list[tuple[Tensor, Tensor]] = []
         if self.rows is not None:
@@ -147,7 +149,8 @@ class Familiar:
             varies = spread > 0
             if bool(varies.any()):
                 away, wider = (new.mean(0) - known.mean(0)).abs() / spread, new.std(0, unbiased=False) / spread
-                yield float(away[varies].median()), float(wider[varies].median())
+                spreads = float(wider[varies].median()), float(wider[varies].square().mean().sqrt())
+                yield float(away[varies].median()), min(spreads, key=_off_one)
 
     def distances(self, features: Tensor) -> Tensor:  # (n, d) -> (n, k)
         """Return the logarithm of the distance to the 1st, 10th and 50th nearest remembered example.
@@ -198,6 +201,11 @@ class Familiar:
     def seen_in(self, sums: Tensor) -> Tensor:  # (n,) -> bool (n,)
         """Return which inputs, given by their checksums, were training inputs."""
         return torch.isin(sums, self.sums)
+
+
+def _off_one(ratio: float) -> float:
+    """Return how many times as large or as small as one a ratio is."""
+    return max(ratio, 1.0 / ratio) if ratio > 0.0 else math.inf
 
 
 def remember(network: Network, examples: Examples) -> Familiar | None:
