@@ -228,6 +228,27 @@ def test_rare_categories_are_no_other_scale() -> None:
         posterior.calibrate(x[400:] / 255.0, y[400:])
 
 
+@pytest.mark.parametrize("held", [True, False], ids=["held", "streamed"])
+def test_training_data_in_the_order_of_their_classes_are_no_other_scale(held: bool, monkeypatch: Any) -> None:
+    """The first of them are all of one class, which is fainter than the others."""
+    if not held:
+        monkeypatch.setattr("nullbayes.jacobian.data._HELD_SHARE", 0.0)
+    generator = torch.Generator().manual_seed(5)
+    y = torch.arange(3).repeat(60)
+    size = torch.tensor([0.01, 1.0, 1.0], dtype=torch.float64)[y]
+    x = randn(180, 1, 16, generator=generator, dtype=torch.float64) * size[:, None, None]
+    x[y == 2] += 1.0
+    order = y[:120].sort().indices
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+    loader = DataLoader(TensorDataset(x[order], y[order]), batch_size=7)
+    posterior = nb.baselines.MAP(model).fit(loader)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Held-out inputs are")
+        posterior.calibrate(x[120:], y[120:])
+    with pytest.warns(nb.errors.NullBayesWarning, match="Held-out inputs are .* Were they scaled and normalized"):
+        posterior.calibrate(x[120:] * 255.0, y[120:])
+
+
 # --- copies -----------------------------------------------------------------------------------------------------------
 
 
