@@ -187,6 +187,21 @@ def test_a_row_that_occurs_once_on_each_side_does_not_stop_a_small_calibration(p
         posterior.calibrate(x, y)
 
 
+def test_training_data_in_double_precision_are_found_where_the_network_rounds_its_inputs() -> None:
+    class Rounding(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.float())
+
+    x = randn(60, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float32)
+    y = (x[:, 0] > 0).long()
+    model = Rounding(4, 2, dtype=torch.float32)
+    posterior = nb.baselines.MAP(model).fit(x, y)
+    with pytest.raises(DataError, match="60 of the 60 held-out inputs are training data"):
+        posterior.calibrate(x.double(), y)
+    with pytest.warns(nb.errors.NullBayesWarning, match="60 of the 60 inputs are training data"):
+        nb.evaluate([posterior], (x.double(), y))
+
+
 def test_targets_in_other_units_cause_a_warning() -> None:
     x, y = held(task=REGRESSION)
     posterior = fitted(REGRESSION)
