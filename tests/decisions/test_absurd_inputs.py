@@ -164,6 +164,28 @@ def test_a_statistic_beyond_all_that_is_familiar_counts_whatever_its_weight() ->
     assert isinstance(found, Weights)
 
 
+def test_a_very_low_statistic_does_not_make_up_for_one_beyond_all_that_is_familiar() -> None:
+    """The network is certain of inputs of another scale: the energy falls by thousands, distances are logarithms."""
+    found = Weights((0.5, 0.5), mean=(0.0, 0.0), scale=(1.0, 1.0), bound=(4.0, 4.0))
+    usual, absurd = torch.tensor([[[1.0, 2.0]], [[-1e5, 20.0]]], dtype=torch.float64)
+    assert found(absurd) > found(usual)
+
+
+def test_images_of_another_scale_are_flagged_though_the_network_is_certain_of_them() -> None:
+    def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
+        x = rand(n, 3, 8, 8, generator=seeded(seed))  # strangers that are made of noise are like it
+        return x, (x[:, 0].mean((1, 2)) > 0.5).long() + (x[:, 1].mean((1, 2)) > 0.5).long()
+
+    def build() -> nn.Module:
+        pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        return nn.Sequential(nn.Conv2d(3, 6, 3, padding=1), nn.ReLU(), *pool, nn.Linear(6, 3))
+
+    posterior = fitted(build, *draw(120, 40)).calibrate(*draw(100, 41))
+    assert posterior.is_ood(draw(200, 42)[0]).double().mean() < 0.2
+    for factor in (16.0, 255.0, 1e4):
+        assert posterior.is_ood(factor * draw(30, 42)[0]).double().mean() > 0.9
+
+
 def squares(n: int, seed: int) -> tuple[Tensor, Tensor]:
     """Images with a bright square, and where it is."""
     generator = seeded(seed)

@@ -187,6 +187,21 @@ def test_a_row_that_occurs_once_on_each_side_does_not_stop_a_small_calibration(p
         posterior.calibrate(x, y)
 
 
+def test_training_data_in_double_precision_are_found_where_the_network_rounds_its_inputs() -> None:
+    class Rounding(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.float())
+
+    x = randn(60, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float32)
+    y = (x[:, 0] > 0).long()
+    model = Rounding(4, 2, dtype=torch.float32)
+    posterior = nb.baselines.MAP(model).fit(x, y)
+    with pytest.raises(DataError, match="60 of the 60 held-out inputs are training data"):
+        posterior.calibrate(x.double(), y)
+    with pytest.warns(nb.errors.NullBayesWarning, match="60 of the 60 inputs are training data"):
+        nb.evaluate([posterior], (x.double(), y))
+
+
 def test_targets_in_other_units_cause_a_warning() -> None:
     x, y = held(task=REGRESSION)
     posterior = fitted(REGRESSION)
@@ -212,6 +227,41 @@ def test_inputs_that_were_prepared_in_another_way_cause_a_warning(table: bool, f
         posterior.calibrate(x[80:], y[80:])
     with pytest.warns(nb.errors.NullBayesWarning, match="Held-out inputs are .* Were they scaled and normalized"):
         posterior.calibrate(factor * x[80:] + shift, y[80:])
+
+
+def test_rare_categories_are_no_other_scale() -> None:
+    """Most columns of one-hot categories are constant among a few rows."""
+    generator = torch.Generator().manual_seed(4)
+    numbers = randn(460, 2, generator=generator, dtype=torch.float64)
+    categories = nn.functional.one_hot(randint(100, (460,), generator=generator), 100)
+    x, y = torch.cat([numbers, categories], 1), (numbers[:, 0] > 0).long()
+    posterior = nb.baselines.MAP(nn.Linear(102, 2).double()).fit(x[:400], y[:400])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Held-out inputs are")
+        posterior.calibrate(x[400:], y[400:])
+    with pytest.warns(nb.errors.NullBayesWarning, match="Held-out inputs are .* Were they scaled and normalized"):
+        posterior.calibrate(x[400:] / 255.0, y[400:])
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "streamed"])
+def test_training_data_in_the_order_of_their_classes_are_no_other_scale(held: bool, monkeypatch: Any) -> None:
+    """The first of them are all of one class, which is fainter than the others."""
+    if not held:
+        monkeypatch.setattr("nullbayes.jacobian.data._HELD_SHARE", 0.0)
+    generator = torch.Generator().manual_seed(5)
+    y = torch.arange(3).repeat(60)
+    size = torch.tensor([0.01, 1.0, 1.0], dtype=torch.float64)[y]
+    x = randn(180, 1, 16, generator=generator, dtype=torch.float64) * size[:, None, None]
+    x[y == 2] += 1.0
+    order = y[:120].sort().indices
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
+    loader = DataLoader(TensorDataset(x[order], y[order]), batch_size=7)
+    posterior = nb.baselines.MAP(model).fit(loader)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Held-out inputs are")
+        posterior.calibrate(x[120:], y[120:])
+    with pytest.warns(nb.errors.NullBayesWarning, match="Held-out inputs are .* Were they scaled and normalized"):
+        posterior.calibrate(x[120:] * 255.0, y[120:])
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------

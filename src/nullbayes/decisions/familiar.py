@@ -8,6 +8,7 @@ so that a file can tell whether a network with the same parameters is the same f
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from nullbayes.errors import DataError, FileError, ModelError, SettingsError
-from nullbayes.jacobian.batches import leaves, n_examples, named_leaves, with_leaves
+from nullbayes.jacobian.batches import join_examples, leaves, n_examples, named_leaves, take_examples, with_leaves
 from nullbayes.jacobian.checks import SHIFTS, rounded_parameters
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
@@ -132,7 +133,8 @@ class Familiar:
         """Iterate over the numbers of inputs: how far off they are on average, and how many times as spread out.
 
         Both are compared with remembered inputs, in their standard deviations: the median over the columns of a table,
-        or each tensor as a whole.
+        or each tensor as a whole. Columns of rare categories are constant in a few rows, so that the spread is the
+        root mean square over the columns where that is nearer to one.
         """
         pairs: list[tuple[Tensor, Tensor]] = []
         if self.rows is not None:
@@ -147,7 +149,8 @@ class Familiar:
             varies = spread > 0
             if bool(varies.any()):
                 away, wider = (new.mean(0) - known.mean(0)).abs() / spread, new.std(0, unbiased=False) / spread
-                yield float(away[varies].median()), float(wider[varies].median())
+                spreads = float(wider[varies].median()), float(wider[varies].square().mean().sqrt())
+                yield float(away[varies].median()), min(spreads, key=_off_one)
 
     def distances(self, features: Tensor) -> Tensor:  # (n, d) -> (n, k)
         """Return the logarithm of the distance to the 1st, 10th and 50th nearest remembered example.
@@ -200,6 +203,11 @@ class Familiar:
         return torch.isin(sums, self.sums)
 
 
+def _off_one(ratio: float) -> float:
+    """Return how many times as large or as small as one a ratio is."""
+    return max(ratio, 1.0 / ratio) if ratio > 0.0 else math.inf
+
+
 def remember(network: Network, examples: Examples) -> Familiar | None:
     """Read the features of some training examples; None where memory is too small for a few."""
     for size in _SIZES:
@@ -213,14 +221,14 @@ def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
     first = examples.read(0, min(FEW, len(examples)))[0]
     layer, _ = find_last_layer(network, first)
     try:
-        features = _features(FeatureReader(network, layer), first, examples, size)
+        features, few = _features(FeatureReader(network, layer), first, examples, size)
     except ModelError:  # a layer that is called in another way for more examples
         layer = OUTPUTS
-        features = _features(FeatureReader(network, layer), first, examples, size)
+        features, few = _features(FeatureReader(network, layer), first, examples, size)
     join = examples.group.join
     features = join(normalize(features))
     table = () if rows_of(first) is None else tuple(map(join, _table(first, examples, len(features))))
-    probe = examples.group.first(lambda: make_probe(network, first))
+    probe = examples.group.first(lambda: make_probe(network, join_examples(few) if few else first))
     return Familiar(layer, features, join(examples.input_sums), table, probe=probe)
 
 
@@ -251,10 +259,21 @@ def _spaced(examples: Examples, n: int) -> list[int]:
     return examples.parts([i * examples.n_all // n for i in range(n)])[examples.group.rank]
 
 
-def _features(reader: FeatureReader, first: Any, examples: Examples, size: int) -> Tensor:  # (n, d)
-    """Return the features of as many examples as are remembered, evenly spaced over all."""
+def _features(reader: FeatureReader, first: Any, examples: Examples, size: int) -> tuple[Tensor, list[Any]]:  # (n, d)
+    """Return the features of as many examples as are remembered, evenly spaced over all, and a few of the inputs."""
     most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), examples.n_all)
-    return reader.some(examples, _spaced(examples, most), size)
+    numbers, few = _spaced(examples, most), list[Any]()
+    return reader.some(_watched(examples.some(numbers), len(numbers), few), size), few
+
+
+def _watched(batches: Iterable[tuple[Any, Tensor]], n: int, few: list[Any]) -> Iterator[tuple[Any, Tensor]]:
+    """Pass on batches of n examples, and add a few of their inputs to a list: data may be in the order of classes."""
+    start, most = 0, min(_PROBED, n)
+    for x, y in batches:
+        while len(few) < most and (i := len(few) * n // most - start) < len(y):
+            few.append(join_examples([take_examples(x, i, i + 1)]))  # a copy: a slice would keep the whole batch
+        yield x, y
+        start += len(y)
 
 
 def make_probe(network: Network, x: Any) -> Probe | None:

@@ -12,13 +12,20 @@ from torch import Tensor
 
 from nullbayes.decisions import answers, statistics
 from nullbayes.decisions.familiar import Familiar
-from nullbayes.decisions.overlap import OVERLAP, check_overlap, check_repeated, unseen, warn_of_copies, warn_of_tuned
+from nullbayes.decisions.overlap import (
+    OVERLAP,
+    check_overlap,
+    check_repeated,
+    sums_of,
+    unseen,
+    warn_of_copies,
+    warn_of_tuned,
+)
 from nullbayes.decisions.posterior import Posterior
 from nullbayes.errors import DataError, warn
 from nullbayes.jacobian.batches import (
     BatchFn,
     described,
-    input_checksums,
     inputs_of,
     is_array,
     join_examples,
@@ -130,7 +137,7 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
     for x, y in data:
         n = n_examples(x)
         drawn = torch.rand(n, generator=split, dtype=torch.float64, device="cpu")
-        sums.append(input_checksums(x, n))
+        sums.append(sums_of(posterior._familiar, x, n))
         new = unseen(posterior, sums[-1])
         overlap += int((~new).sum())
         if repeated > OVERLAP:  # new inputs are often equal to training inputs, and are still new

@@ -49,9 +49,13 @@ class Weights:
 
 
 def _sides(z: Tensor, usual: Sequence[float]) -> Tensor:  # (n, k) -> (n, k) or (n, 2 k)
-    """Return what the weights multiply: the statistics, or how far each is above and how far it is below the usual."""
+    """Return what the weights multiply: the statistics, or how far each is above and how far it is below the usual.
+
+    A very low statistic must not make up for others that are beyond their bounds: of inputs on another scale, of which
+    the network is certain, the energy falls in proportion, while distances and variances are logarithms.
+    """
     if not usual:
-        return z
+        return z.clamp_min(-_LIMIT)
     return torch.cat([softplus(2.0 * z) / 2.0, (-z - z.new_tensor(usual)).clamp_min(0.0)], dim=1)
 
 

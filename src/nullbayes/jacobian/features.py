@@ -6,7 +6,7 @@ are the inputs of the last such layer that was called, and where there is none a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,12 +107,12 @@ class FeatureReader:
             x, y = examples.read(start, stop)
             yield self(x), y
 
-    def some(self, examples: Examples, numbers: list[int], size: int) -> Tensor:  # (n, d)
-        """Return the features of examples by their ascending numbers, ``size`` at a time."""
+    def some(self, batches: Iterable[tuple[Any, Tensor]], size: int) -> Tensor:  # (n, d)
+        """Return the features of the examples of batches, ``size`` at a time."""
         found: list[Tensor] = []
         waiting: list[Any] = []
         count = 0
-        for x, y in examples.some(numbers):
+        for x, y in batches:
             waiting.append(x)
             count += len(y)
             if count >= size:  # a call per batch would take longer than what it computes

@@ -305,18 +305,15 @@ def the_output(returned: Any) -> Tensor:  # (n, ...)
     if isinstance(returned, Tensor):
         return returned
     named, how = _by_name(returned)
-    if named is not None and isinstance(named.get("logits"), Tensor):
-        logits: Tensor = named["logits"]
+    logits = None if named is None else named.get("logits")
+    if isinstance(logits, Tensor):
         return logits
-    parts = returned if named is None else named
+    parts, what = returned if named is None else named, type(returned).__name__
     if isinstance(parts, (Mapping, tuple, list)):
         found = [leaf for leaf in leaves(parts) if leaf.is_floating_point()]
         if len(found) == 1:
             return found[0]
-        names = f" ({', '.join(map(str, named))})" if named is not None else ""
-        what = f"{type(returned).__name__} with {len(found)} floating-point tensors{names}"
-    else:
-        what = type(returned).__name__
+        what += f" with {len(found)} floating-point tensors" + (f" ({', '.join(map(str, named))})" if named else "")
     article = "an" if what[0] in "AEIOUaeiou" else "a"
     msg = f"The model returns {article} {what}: say which is its output with output_fn=lambda returned: returned{how}."
     raise ModelError(msg)
