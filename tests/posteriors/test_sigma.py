@@ -14,8 +14,8 @@ from nullbayes.likelihoods import Regression
 from nullbayes.posteriors import sigma
 from nullbayes.posteriors.sigma import Smoother, share_left, smoother
 from support.drawing import randn
-from support.models import jacobian
 from support.posterior_fits import each_kind, seeded
+from support.slow_answers import jacobian
 
 NOISE = 0.3
 

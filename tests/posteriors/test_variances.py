@@ -13,7 +13,7 @@ import nullbayes as nb
 from nullbayes.projectors import Alternating, Krylov, Sketched
 from nullbayes.testing import kernel_projector
 from support.drawing import randn
-from support.models import BINARY, CLASSIFICATION, MLP, Task, jacobian
+from support.models import BINARY, CLASSIFICATION, MLP, Task
 from support.posterior_fits import (
     EXACT,
     ITERATIVE,
@@ -25,6 +25,7 @@ from support.posterior_fits import (
     rows_of,
     seeded,
 )
+from support.slow_answers import jacobian
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
