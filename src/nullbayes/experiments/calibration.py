@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor
 
 import nullbayes as nb
+from nullbayes.experiments.datasets import there
 from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings
 from nullbayes.experiments.summary import as_asked, brief, mean, times, value
 from nullbayes.experiments.tasks import Data, Task, demo_digits, lenet_images, logits_of, take, thinned
@@ -82,9 +83,8 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _names(settings: Settings) -> tuple[str, ...]:
-    there = tuple(name for name in NAMES if settings.data is not None and (settings.data / name).is_dir())
-    return there or ("digits",)
+def _names(settings: Settings) -> list[str]:
+    return there(settings.data, *NAMES) or ["digits"]
 
 
 def run(settings: Settings, sizes: Sizes | None = None) -> Results:
@@ -318,7 +318,7 @@ def _table(name: str, runs: Sequence[Results], side: str) -> Table:
             (None, None, None, *printed), strict=True,
         ):  # fmt: skip
             numbers = _get(runs, rows, rule, side, key)
-            cells.append(value(numbers, number) if numbers else None)
+            cells.append(value(numbers, number))
         table.append([label, *cells])
     caption = f"{name}, {'training' if side == 'train' else 'test'} data: mean ± standard deviation over seeds"
     return Table(caption, columns, table)

@@ -98,8 +98,8 @@ DEFINITIONS = {
 }
 
 
-def familiar(data: str, method: str, metric: str) -> Figure | None:
-    """Return a figure of table 1, in-distribution; None where the paper has none.
+def familiar(data: str, method: str, metric: str) -> float | None:
+    """Return the mean of a figure of table 1, in-distribution; None where the paper has none.
 
     Parameters
     ----------
@@ -110,11 +110,11 @@ def familiar(data: str, method: str, metric: str) -> Figure | None:
     """
     if data not in _TABLE_1 or method not in METHODS or metric not in METRICS:
         return None
-    return _TABLE_1[data][METHODS.index(method)][METRICS.index(metric)]
+    return _TABLE_1[data][METHODS.index(method)][METRICS.index(metric)][0]
 
 
-def strangers(data: str, method: str, stranger: str) -> Figure | None:
-    """Return an AUROC of table 2; None where the paper has none.
+def strangers(data: str, method: str, stranger: str) -> float | None:
+    """Return the mean of an AUROC of table 2; None where the paper has none.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def strangers(data: str, method: str, stranger: str) -> Figure | None:
     """
     if method not in METHODS or stranger not in _TABLE_2.get(data, {}):
         return None
-    return _TABLE_2[data][stranger][METHODS.index(method)]
+    return _TABLE_2[data][stranger][METHODS.index(method)][0]
 
 
 def bound(confidence: float, accuracy: float, metric: str) -> float | None:

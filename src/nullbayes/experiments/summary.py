@@ -22,8 +22,8 @@ def spread(numbers: Sequence[float]) -> float | None:
     return statistics.stdev(numbers) if len(numbers) > 1 else None
 
 
-def value(numbers: Sequence[float], paper: float | None = None) -> Value:
-    """Return the mean and the spread as a cell of a table.
+def value(numbers: Sequence[float], paper: float | None = None) -> Value | None:
+    """Return the mean and the spread as a cell of a table; None without numbers.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ def value(numbers: Sequence[float], paper: float | None = None) -> Value:
     paper : float, optional
         What the paper has in this place.
     """
-    return Value(mean(numbers), spread(numbers), paper)
+    return Value(mean(numbers), spread(numbers), paper) if numbers else None
 
 
 def row(name: str, runs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str | Value | None]:
