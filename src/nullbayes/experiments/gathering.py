@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,15 +135,11 @@ def summary(found: Gathered) -> Results:
                 )
                 for name in found.strangers
             }
-            for score in _distinct((found.default(method), found.published(method)))
+            for score in dict.fromkeys(filter(None, (found.default(method), found.published(method))))
         }
         for method in found.methods
     }
     return {"familiar": familiar, "strangers": strangers}
-
-
-def _distinct(names: Iterable[str | None]) -> list[str]:
-    return [name for name in dict.fromkeys(names) if name is not None]
 
 
 def _plain(found: Sequence[float], published: float | None) -> dict[str, float | None]:

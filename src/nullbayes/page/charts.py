@@ -48,7 +48,8 @@ def render_curves(curves: Curves, number: int) -> str:
     """Return curves in one frame, with bands of one standard deviation, as HTML."""
     pieces = [_pieces(series, curves) for series in curves.series]
     points = [point for found in pieces for piece in found for point in piece]
-    x = _axis([point[0] for point in points], curves.log_x)
+    across = [point[0] for point in points]
+    x = log_axis(across) if curves.log_x else linear_axis(across)
     heights = [height for point in points for height in _reach(point, curves.log_y)]
     if curves.y_range is not None:
         heights = list(curves.y_range)
@@ -221,10 +222,6 @@ def _box(left: float, right: float, a: float, b: float, kind: str) -> str:
 
 
 # --- the frame --------------------------------------------------------------------------------------------------------
-
-
-def _axis(values: Sequence[float], log: bool) -> Axis:
-    return log_axis(values) if log else linear_axis(values)
 
 
 def _within(share: float) -> float:
