@@ -68,20 +68,8 @@ def make_page(
 ) -> tuple[Page, Evaluation]:
     """Return the page about a posterior, and the evaluation that it shows.
 
-    Parameters
-    ----------
-    posterior : SamplePosterior
-        Calibrated or not.
-    name : str
-        What to call it.
-    data : loader, dataset or pair
-        Familiar data with targets.
-    strangers : dict
-        By their labels; where there are none, they are made of the data.
-    command : str
-        That made the page.
-    batch_fn : callable, optional
-        Turns a batch into (inputs, targets).
+    ``name`` is what the page calls the posterior, and ``command`` has made the page. Where there are no strangers, they
+    are made of the data.
     """
     from nullbayes.command.inputs import galleries
     from nullbayes.page import Page, Section, evaluation_sections, evaluation_summary

@@ -153,17 +153,8 @@ def measure(settings: Settings, task: Task, rows: str, sizes: Sizes) -> Results:
 def figures(probs: Tensor, targets: Tensor, logits: Tensor) -> Results:
     """Return what is said of predictions, and what a temperature does that is as confident of correct examples.
 
-    Correct and wrong are the predictions of the network, whatever the posterior makes of them: the examples are then
-    the same for all. A group without examples has None.
-
-    Parameters
-    ----------
-    probs : Tensor (n, C)
-        The predictions.
-    targets : Tensor (n,)
-        The classes.
-    logits : Tensor (n, C)
-        Of the network.
+    Correct and wrong are the predictions of the network, by its logits, whatever the posterior makes of them: the
+    examples are then the same for all. A group without examples has None.
     """
     probs = probs.double()
     right = logits.argmax(1) == targets

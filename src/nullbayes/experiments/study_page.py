@@ -30,15 +30,7 @@ _NOTHING: dict[str, Any] = {"intervals": {}} | dict.fromkeys(
 
 
 def study_page(results: Results, title: str) -> Page:
-    """Return the page of a study.
-
-    Parameters
-    ----------
-    results : dict
-        As `nullbayes.experiments.study.run_study` returns them.
-    title : str
-        Of the page.
-    """
+    """Return the page of what `nullbayes.experiments.study.run_study` returned."""
     subjects = [Gathered(subject) for subject in results["subjects"]]
     sections = [section for found in subjects for section in _sections(found, several=len(subjects) > 1)]
     if results.get("notes"):

@@ -212,17 +212,7 @@ def straight(decoder: nn.Module, noise: Tensor, z: Tensor) -> Tensor:  # (S, P),
 
 
 def judge(pixels: Tensor, side: int, truth: Tensor | None) -> Results:
-    """Return the mean standard deviation at edges and in flat regions, and how it goes with the error.
-
-    Parameters
-    ----------
-    pixels : Tensor (S, n, side²)
-        Of each sampled decoder.
-    side : int
-        Of the square images.
-    truth : Tensor (n, side²) or None
-        The images themselves.
-    """
+    """Return the mean standard deviation at edges and in flat regions, and how it goes with the error."""
     middle, std = pixels.mean(0), pixels.std(0)
     slope = sobel(middle.reshape(-1, 1, side, side)).flatten(1)
     edge = (slope > slope.quantile(0.9, dim=1, keepdim=True)).to(std)
