@@ -30,9 +30,7 @@ _NONE_GIVEN = (
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("posterior", type=Path, metavar="POSTERIOR", help="the file that fit wrote")
-    shared.model(parser)
-    shared.likelihood(parser, None)
+    shared.posterior(parser)
     shared.data(parser, "familiar data with targets that were not trained on")
     shared.strangers(parser, required=False)
     shared.held_out(parser, "which calibrate the posterior for this page")
@@ -50,8 +48,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from nullbayes.command.data import read_data, read_pairs
     from nullbayes.page.html import render
 
-    model = shared.the_model(options, console)
-    posterior = shared.the_posterior(options.posterior, model, options)
+    posterior = shared.the_posterior(options.posterior, shared.the_model(options, console), options)
     data, strangers = read_pairs(options.data, "--data", console), shared.the_strangers(options, console)
     if options.held_out is not None:
         posterior.calibrate(read_data(options.held_out, "--held-out", console))
