@@ -3,27 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from nullbayes.experiments.frame import Settings, Store
 from support.data_folders import write_blobs
-
-
-@pytest.fixture(scope="module")
-def ordinary_default() -> Iterator[None]:
-    """Experiments are told their device; where tensors lie by default is another matter."""
-    before = torch.get_default_device()
-    if before.type == "cpu":
-        yield  # a default that is set costs time at every call of torch
-        return
-    torch.set_default_device("cpu")
-    yield
-    torch.set_default_device(before)
 
 
 @pytest.fixture(scope="module")

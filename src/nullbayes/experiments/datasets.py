@@ -46,11 +46,6 @@ def read_images(folder: Path | None, name: str, split: str) -> tuple[Tensor, Ten
     return images[:, None].float() / 255, read_idx(folder / name / f"{split}-labels-idx1-ubyte.gz").long()
 
 
-def read_cifar(folder: Path | None, split: str = "train") -> tuple[Tensor, Tensor] | None:
-    """Return images of CIFAR-10; see `read_color`."""
-    return read_color(folder, "cifar10", split)
-
-
 def read_color(folder: Path | None, name: str, split: str) -> tuple[Tensor, Tensor] | None:
     """Return images (n, 3, 32, 32) of "train" or "test", normalized as the published weights expect, and labels.
 
