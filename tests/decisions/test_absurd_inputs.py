@@ -13,13 +13,9 @@ import nullbayes as nb
 from nullbayes.decisions.weights import Weights, learn_weights
 from nullbayes.errors import DataError
 from nullbayes.jacobian.batches import table_rows
-from support.drawing import rand, randn
+from support.drawing import rand, randn, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.NullBayesWarning")
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def table(n: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -21,13 +21,9 @@ from nullbayes.hashing import checksums
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import OUTPUTS
 from nullbayes.jacobian.network import Network
-from support.drawing import randint, randn
+from support.drawing import randint, randn, seeded
 from support.posterior_files import rewritten
 from support.zoo import Wired
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def network(width: int = 6) -> nn.Module:
