@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from benchmarks.frame import Settings, Skipped
-from nullbayes.experiments.datasets import digits, read_images
+from nullbayes.experiments.datasets import digits, read_images, there
 from nullbayes.experiments.measuring import seeded
 from nullbayes.experiments.networks import Build, cnn, lenet, train
 
@@ -155,7 +155,7 @@ class Problem:
 
 def trained_on_images(settings: Settings, n: int, epochs: int) -> Problem:
     """Return LeNet on Fashion-MNIST where there are data, else a small convolutional network on digits."""
-    if settings.data is not None and (settings.data / "fashion-mnist").is_dir():
+    if there(settings.data, "fashion-mnist"):
         x, y = read_images(settings.data, "fashion-mnist", "train")
         name, build = "LeNet on Fashion-MNIST", lenet
     else:

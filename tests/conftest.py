@@ -1,6 +1,7 @@
 """Shared by all tests."""
 
 import warnings
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -43,3 +44,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def seeded() -> None:
     """What is drawn without a generator is the same in every run, whichever tests ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def ordinary_default() -> Iterator[None]:
+    """Experiments and benchmarks are told their device; where tensors lie by default is another matter."""
+    before = torch.get_default_device()
+    if before.type == "cpu":
+        yield  # a default that is set costs time at every call of torch
+        return
+    torch.set_default_device("cpu")
+    yield
+    torch.set_default_device(before)

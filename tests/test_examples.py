@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+
+from support.user_folder import imported
 
 FOLDER = Path(__file__).parents[1] / "examples"
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:transformers.*")
@@ -18,15 +18,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:transformers
 def _same_random_numbers() -> Any:
     with torch.random.fork_rng(devices=()):
         yield
-
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_the_list_names_every_example() -> None:
@@ -39,7 +30,7 @@ def test_the_list_names_every_example() -> None:
 @pytest.mark.slow
 def test_text() -> None:
     pytest.importorskip("transformers")
-    found = example("text").main(n=30, steps=80)
+    found = imported(FOLDER / "text.py").main(n=30, steps=80)
     assert found["refused"] == 1.0
     assert found["nll"] == pytest.approx(found["own loss"], rel=1e-3)
     assert found["auroc"] > 0.7

@@ -13,17 +13,8 @@ from nullbayes.errors import DataError, LikelihoodError, NullBayesWarning, Setti
 from nullbayes.jacobian.network import Network
 from nullbayes.likelihoods import Bernoulli, Classification, Regression, resolve
 from support.drawing import randn
-from support.models import (
-    CLASSIFICATION,
-    MLP,
-    MODELS,
-    REGRESSION,
-    Model,
-    call,
-    flat_parameters,
-    jacobian,
-    with_parameters,
-)
+from support.models import CLASSIFICATION, MLP, MODELS, REGRESSION, Model, call
+from support.slow_answers import flat_parameters, jacobian, with_parameters
 
 each_model = pytest.mark.parametrize("case", MODELS.values(), ids=lambda case: case.name)
 

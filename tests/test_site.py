@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import doctest
-import importlib.util
 import inspect
 import re
 import tomllib
@@ -17,6 +16,7 @@ import pytest
 import nullbayes as nb
 from nullbayes import errors, testing
 from support import installed
+from support.user_folder import imported
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -25,16 +25,6 @@ PUBLIC = (
     nb, nb.baselines, nb.detectors, nb.distributed, nb.errors, nb.likelihoods, nb.metrics, nb.projectors, testing,
 )  # fmt: skip
 CLASSES = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
-
-
-def script(name: str) -> ModuleType:
-    """A script of the documentation."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # --- the reference ----------------------------------------------------------------------------------------------------
@@ -155,7 +145,7 @@ def test_pictures_are_there_in_both_forms_and_used() -> None:
 
 def test_pictures_can_be_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    pictures = script("pictures")
+    pictures = imported(DOCS / "pictures.py")
     drawn = pictures.main(tmp_path, ("null-space", "temperature"))
     assert {path.name for path in drawn} < {path.name for path in (DOCS / "pictures").iterdir()}
     assert all("<svg" in path.read_text(encoding="utf-8") for path in drawn)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from benchmarks.frame import Settings, result
-from nullbayes.experiments.datasets import digits, read_images
+from nullbayes.experiments.datasets import digits, read_images, there
 from nullbayes.experiments.measuring import Clock, seeded
 from nullbayes.experiments.networks import cnn, train
 
@@ -53,7 +53,7 @@ def _problems(settings: Settings, seed: int) -> Iterator[tuple[str, nn.Module, t
     with seeded(seed):
         model = train(cnn(o.width, _UNSEEN).to(settings.device), *part, epochs=4 * o.epochs)
     yield "CNN, digits 0 to 7", model, part, known[0][o.n : o.n + o.test], unseen[: o.test]
-    if o.images and settings.data is not None and (settings.data / "fashion-mnist").is_dir():
+    if o.images and there(settings.data, "fashion-mnist"):
         x, y = (part[: o.images].to(settings.device) for part in read_images(settings.data, "fashion-mnist", "train"))
         with seeded(seed):
             model = train(_strided().to(settings.device), x, y, epochs=o.epochs)

@@ -24,7 +24,7 @@ import nullbayes as nb
 from benchmarks.frame import Settings, Skipped, in_fresh_process, result
 from benchmarks.measure import Peak
 from benchmarks.rivals import methods
-from nullbayes.experiments.datasets import digits, read_images
+from nullbayes.experiments.datasets import digits, read_images, there
 from nullbayes.experiments.measuring import Clock, seeded
 from nullbayes.experiments.methods import Bench
 from nullbayes.experiments.networks import Build, cnn, lenet, train
@@ -117,7 +117,7 @@ def _build(name: str, width: int) -> Build:
 def _problem(settings: Settings) -> tuple[Data, Build, str]:
     """Return data for training, tuning, testing, and strange ones, with the network for them."""
     o, device = settings.options, settings.device
-    if o.images and settings.data is not None and (settings.data / "fashion-mnist").is_dir():
+    if o.images and there(settings.data, "fashion-mnist"):
         name = _IMAGES
         x, y = read_images(settings.data, "fashion-mnist", "train")
         x_test, y_test = read_images(settings.data, "fashion-mnist", "t10k")

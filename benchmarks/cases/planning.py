@@ -16,6 +16,7 @@ import torch
 import nullbayes as nb
 from benchmarks.frame import Settings, result
 from benchmarks.problems import Problem, trained_on_digits, trained_on_images
+from nullbayes.experiments.datasets import there
 from nullbayes.experiments.measuring import Clock
 from nullbayes.experiments.networks import cnn
 
@@ -56,5 +57,5 @@ def run(settings: Settings) -> dict[str, Any]:
 def _problems(settings: Settings) -> Iterator[Problem]:
     o = settings.options
     yield trained_on_digits(settings, "digits", lambda: cnn(o.width), o.n_digits, o.epochs)
-    if o.n_images and settings.data is not None and (settings.data / "fashion-mnist").is_dir():
+    if o.n_images and there(settings.data, "fashion-mnist"):
         yield trained_on_images(settings, o.n_images, o.epochs)

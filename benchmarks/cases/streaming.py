@@ -17,7 +17,7 @@ from benchmarks import published
 from benchmarks.frame import Settings, Skipped, result
 from benchmarks.measure import Peak, cuda_mib, median_seconds
 from benchmarks.problems import KINDS, Problem, swin, untrained
-from nullbayes.experiments.datasets import read_cifar
+from nullbayes.experiments.datasets import read_color
 from nullbayes.experiments.measuring import Clock, seeded
 from nullbayes.experiments.networks import ResNet, resnet20
 
@@ -74,7 +74,7 @@ def _resnet(settings: Settings) -> tuple[Problem, str]:
         return untrained(settings, lambda: ResNet(1, 2), (3, 8, 8), needed), "a tiny ResNet with random weights"
     with seeded(settings.seed):
         model, given = resnet20(settings.data)
-    images = read_cifar(settings.data)
+    images = read_color(settings.data, "cifar10", "train")
     if images is None:
         return untrained(settings, lambda: model, (3, 32, 32), needed), "ResNet-20 on random images"
     x, y = images[0][:: max(1, len(images[0]) // needed)], images[1][:: max(1, len(images[1]) // needed)]

@@ -16,7 +16,8 @@ from nullbayes.jacobian.products import output_rows
 from support.cube import Cube
 from support.drawing import randn
 from support.method_table import X_NEW, Method, each_method
-from support.models import CLASSIFICATION, jacobian
+from support.models import CLASSIFICATION
+from support.slow_answers import jacobian
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")  # the networks are not trained
 

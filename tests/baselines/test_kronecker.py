@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from nullbayes.baselines import DiagonalLaplace, KroneckerLaplace
 from nullbayes.errors import ModelError
-from support.models import BATCHNORM, BINARY, CLASSIFICATION, MLP, MODELS, MULTILABEL, REGRESSION, Model, Task, jacobian
+from support.models import BATCHNORM, BINARY, CLASSIFICATION, MLP, MODELS, MULTILABEL, REGRESSION, Model, Task
+from support.slow_answers import jacobian
 
 CNN, KEYWORDS, NAMED, TIED, ODD = (
     MODELS[name] for name in ("cnn", "keyword calls", "named inputs", "tied weights", "odd convolutions")

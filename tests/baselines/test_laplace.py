@@ -14,19 +14,8 @@ from torch import Tensor, nn
 import nullbayes as nb
 from nullbayes.baselines import DiagonalLaplace, LastLayerLaplace, LinearizedLaplace
 from nullbayes.errors import LikelihoodError, ModelError, NotFittedError, NullBayesWarning, SettingsError
-from support.models import (
-    CLASSIFICATION,
-    CUSTOM,
-    MLP,
-    MODELS,
-    REGRESSION,
-    TASKS,
-    Model,
-    Task,
-    flat_parameters,
-    gauss_newton,
-    jacobian,
-)
+from support.models import CLASSIFICATION, CUSTOM, MLP, MODELS, REGRESSION, TASKS, Model, Task
+from support.slow_answers import flat_parameters, gauss_newton, jacobian
 
 HESSIAN_TASKS = [task for task in TASKS if task is not CUSTOM]
 CNN, BATCHNORM, TIED = MODELS["cnn"], MODELS["batchnorm"], MODELS["tied weights"]

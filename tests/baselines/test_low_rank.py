@@ -20,7 +20,8 @@ from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.rows import JacobianRows
 from nullbayes.linalg.held import HeldRows
 from support.drawing import randn
-from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, REGRESSION, Task, gauss_newton, jacobian
+from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, REGRESSION, Task
+from support.slow_answers import gauss_newton, jacobian
 
 X_NEW = MLP.inputs(6, torch.Generator().manual_seed(11))
 N, ALPHA = 20, 0.3  # 60 rows over 51 parameters

@@ -16,7 +16,8 @@ from nullbayes.baselines import SWAG, DeepEnsemble
 from nullbayes.errors import ModelError, NotFittedError, SettingsError
 from nullbayes.posteriors.arguments import normal
 from support.drawing import randn
-from support.models import BATCHNORM, CLASSIFICATION, MLP, call, flat_parameters, with_parameters
+from support.models import BATCHNORM, CLASSIFICATION, MLP, call
+from support.slow_answers import flat_parameters, with_parameters
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 

@@ -10,7 +10,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,17 +37,8 @@ def write_idx(path: Path, values: Tensor) -> None:
     path.write_bytes(gzip.compress(bytes([0, 0, 8, values.ndim]) + sizes + values.numpy().tobytes()))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _ordinary_default() -> Iterator[None]:
-    """The benchmarks are told their device; where tensors lie by default is another matter."""
-    before = torch.get_default_device()
-    torch.set_default_device("cpu")
-    yield
-    torch.set_default_device(before)
-
-
 @pytest.fixture(scope="module")
-def data(_ordinary_default: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(ordinary_default: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with small files in the formats of the real ones."""
     folder = tmp_path_factory.mktemp("data")
     generator = torch.Generator().manual_seed(0)

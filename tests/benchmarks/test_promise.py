@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,15 +17,6 @@ from nullbayes.experiments import datasets, text
 runner = importlib.import_module("benchmarks.run")
 promise = runner.load_case("promise")
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ordinary_default() -> Iterator[None]:
-    """The benchmarks are told their device; where tensors lie by default is another matter."""
-    before = torch.get_default_device()
-    torch.set_default_device("cpu")
-    yield
-    torch.set_default_device(before)
 
 
 @pytest.fixture
@@ -65,9 +55,9 @@ def test_cifar_has_a_test_part_or_none(tmp_path: Path) -> None:
     images, labels = np.zeros((2, 32, 32, 3), np.uint8), np.array([3, 4], np.uint8)
     path = tmp_path / "cifar10-small" / "data.npz"
     np.savez(path, x_train=images, y_train=labels)
-    assert datasets.read_cifar(tmp_path, "test") is None
+    assert datasets.read_color(tmp_path, "cifar10", "test") is None
     np.savez(path, x_train=images, y_train=labels, x_test=images[:1], y_test=labels[1:])
-    assert datasets.read_cifar(tmp_path, "test")[1].tolist() == [4]
+    assert datasets.read_color(tmp_path, "cifar10", "test")[1].tolist() == [4]
 
 
 def test_queries_have_the_numbers_of_their_intents(tmp_path: Path) -> None:

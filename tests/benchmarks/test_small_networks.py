@@ -15,15 +15,6 @@ frame, small = (importlib.import_module(f"benchmarks.{name}") for name in ("fram
 case = runner.load_case("small_networks")
 
 
-@pytest.fixture(autouse=True)
-def _cpu() -> Any:
-    """The benchmarks are told their device; where tensors lie by default is another matter."""
-    before = torch.get_default_device()
-    torch.set_default_device("cpu")
-    yield
-    torch.set_default_device(before)
-
-
 def logits(model: torch.nn.Module, x: Any) -> torch.Tensor:
     return model(**x) if isinstance(x, Mapping) else model(x)
 

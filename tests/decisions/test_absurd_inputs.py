@@ -10,16 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from nullbayes.decisions.familiar import rows_of
 from nullbayes.decisions.weights import Weights, learn_weights
 from nullbayes.errors import DataError
-from support.drawing import rand, randn
+from nullbayes.jacobian.batches import table_rows
+from support.drawing import rand, randn, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.NullBayesWarning")
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def table(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -144,10 +140,10 @@ def test_rows_with_categories_are_remembered_whatever_the_order_of_their_names(t
 
 def test_only_rows_of_a_table_are_remembered_as_rows() -> None:
     numbers, categories = rand(4, 3, generator=seeded(0)), torch.ones(4, 2, dtype=torch.long)
-    assert rows_of(numbers) is not None
-    assert rows_of({"a": numbers, "b": numbers[:, :1], "c": categories}).shape == (4, 4)
+    assert table_rows(numbers) is not None
+    assert table_rows({"a": numbers, "b": numbers[:, :1], "c": categories}).shape == (4, 4)
     for other in (categories, numbers[:, None, :], (numbers, numbers[..., None]), torch.zeros(4, 2000)):
-        assert rows_of(other) is None
+        assert table_rows(other) is None
 
 
 def test_a_statistic_beyond_all_that_is_familiar_counts_whatever_its_weight() -> None:

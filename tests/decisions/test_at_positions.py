@@ -14,17 +14,13 @@ import nullbayes as nb
 from nullbayes.decisions.answers import one_position
 from nullbayes.errors import DataError, SettingsError
 from nullbayes.likelihoods import Classification
-from support.drawing import rand, randint, randn
+from support.drawing import rand, randint, randn, seeded
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning"),  # the networks are not trained
     pytest.mark.filterwarnings("ignore::nullbayes.errors.CollapseWarning"),
 ]
 T, CLASSES = 6, 3
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 class Tagger(nn.Module):

@@ -11,11 +11,7 @@ from torch import Tensor
 
 from nullbayes.decisions.conformal import check_alpha, p_values, quantile
 from nullbayes.errors import SettingsError
-from support.drawing import randint, randn
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from support.drawing import randint, randn, seeded
 
 
 def slow_p_values(held_out: Tensor, scores: Tensor) -> list[float]:

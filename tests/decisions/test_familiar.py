@@ -13,20 +13,17 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from nullbayes.decisions import familiar
-from nullbayes.decisions.familiar import Familiar, remember
+from nullbayes.decisions import familiar, remembering
+from nullbayes.decisions.familiar import Familiar
+from nullbayes.decisions.remembering import check_probe, remember
 from nullbayes.errors import DataError, FileError
 from nullbayes.hashing import checksums
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import OUTPUTS
 from nullbayes.jacobian.network import Network
-from support.drawing import randint, randn
+from support.drawing import randint, randn, seeded
 from support.posterior_files import rewritten
 from support.zoo import Wired
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def network(width: int = 6) -> nn.Module:
@@ -123,7 +120,7 @@ def test_a_training_example_has_the_smallest_distance() -> None:
 
 
 def test_evenly_spaced_examples_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(familiar, "_MOST_EXAMPLES", 30)
+    monkeypatch.setattr(remembering, "_MOST_EXAMPLES", 30)
     model, (x, y) = network(), data(100)
     found = remembered(model, x, y, size=7)
     every = nn.functional.normalize(model[:2](x).detach())
@@ -137,7 +134,7 @@ def test_evenly_spaced_examples_are_remembered(monkeypatch: pytest.MonkeyPatch) 
 def test_at_most_five_thousand_examples_and_not_too_many_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = data(5100)
     assert len(remembered(network(2), x, y, size=1700).features) == 5000
-    monkeypatch.setattr(familiar, "_MOST_NUMBERS", 60)
+    monkeypatch.setattr(remembering, "_MOST_NUMBERS", 60)
     assert remembered(network(7), x[:90], y[:90]).features.shape == (8, 7)
     assert remembered(network(70), x[:90], y[:90]).features.shape == (1, 70)
 
@@ -256,6 +253,6 @@ def test_a_probe_allows_what_rounding_of_another_machine_does_where_large_number
     precise = copy.deepcopy(model).double()(x[:: len(x) // 4][:4].double()).float()
     other = dataclasses.replace(found, outputs=precise.detach().cpu())
     assert (other.outputs - found.outputs).abs().max() > 3e-3 * (found.outputs.max() - found.outputs.min())
-    other.check(opened)
+    check_probe(other, opened)
     with pytest.raises(FileError, match="computes something else"):
-        dataclasses.replace(found, outputs=-10 * found.outputs).check(opened)
+        check_probe(dataclasses.replace(found, outputs=-10 * found.outputs), opened)

@@ -11,17 +11,13 @@ from torch import Tensor
 from nullbayes.decisions.strangers import strangers
 from nullbayes.jacobian.batches import leaves, map_leaves
 from nullbayes.jacobian.tables import Lookup
-from support.drawing import rand, randint, randn
+from support.drawing import rand, randint, randn, seeded
 
 EXCHANGES = ["features", "halves"]
 OF_TOKENS = [*EXCHANGES, "half_features", "order"]
 CHANGES = ["mixture", "noise", "some_noise", "negative"]
 OF_TABLES = ["far", "near", "shift"]
 OF_IMAGES = ["lower_halves", "patches", "pixels", "blur", "flip"]  # and "turn", for square ones
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def made(x: Any, seed: int = 0) -> dict[str, Any]:

@@ -12,13 +12,9 @@ import nullbayes as nb
 from nullbayes.decisions.strangers import strangers
 from nullbayes.jacobian.batches import leaves
 from nullbayes.jacobian.tables import Lookup
-from support.drawing import randint
+from support.drawing import randint, seeded
 
 WORDS = ["words", "some_words", "repeat"]
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def tokens(n: int = 60, length: int = 8, used: int = 10) -> Tensor:

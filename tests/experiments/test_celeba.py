@@ -5,20 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import nullbayes as nb
 from nullbayes.experiments import celeba, celeba_page, find, photographs
 from nullbayes.experiments.frame import Missing, Settings, Store
-from nullbayes.experiments.running import reproduce
 from nullbayes.experiments.van import VAN
 from nullbayes.page import Page, Table, Value
-from support.image_folders import make_celeba, make_food
+from support.image_folders import make_celeba, make_food, whole_run
 
 pytest.importorskip("PIL", reason="images are read with Pillow")
 pytestmark = pytest.mark.cpu
@@ -48,23 +45,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a whole run, as the command makes it."""
-    small = dataclasses.replace(
-        find("celeba"), run=partial(celeba.run, sizes=FEW), estimate=partial(celeba.estimate, sizes=FEW)
-    )
-    where = tmp_path_factory.mktemp("run")
-    return reproduce(small, where, data=data, device=torch.device("cpu"), seeds=1, say=lambda line: None)
-
-
-@pytest.fixture(scope="module")
-def settings(data: Path, folder: Path) -> Settings:
-    return Settings(data=data, store=Store(folder, say=lambda line: None), seeds=1)
-
-
-@pytest.fixture(scope="module")
-def results(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())["results"]
-    return found
+    return whole_run(celeba, FEW, data, tmp_path_factory.mktemp("run"))
 
 
 def test_the_network_of_the_paper_has_as_many_parameters_as_the_paper_says() -> None:

@@ -31,7 +31,7 @@ def test_cifar_is_read_and_normalized(tmp_path: Path) -> None:
     images = np.zeros((2, 32, 32, 3), np.uint8)
     images[1, 5, 7, 2] = 255
     np.savez(tmp_path / "cifar10-small" / "data.npz", x_train=images, y_train=np.array([3, 4], np.uint8))
-    x, y = datasets.read_cifar(tmp_path)
+    x, y = datasets.read_color(tmp_path, "cifar10", "train")
     assert y.tolist() == [3, 4]
     assert float(x[1, 2, 5, 7]) == pytest.approx((1 - 0.406) / 0.225)
     assert float(x[1, 2, 7, 5]) == pytest.approx(-0.406 / 0.225)

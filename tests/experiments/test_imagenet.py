@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ from torch import nn
 
 from nullbayes.experiments import find, imagenet, imagenet_page
 from nullbayes.experiments.frame import Missing, Settings, Store
-from nullbayes.experiments.running import reproduce
 from nullbayes.experiments.swin import Swin
 from nullbayes.page import Table, Value
-from support.image_folders import make_imagenet, make_places
+from support.image_folders import make_imagenet, make_places, whole_run
 
 pytest.importorskip("PIL", reason="images are read with Pillow")
 pytestmark = pytest.mark.cpu
@@ -43,23 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folder(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a whole run, as the command makes it."""
-    small = dataclasses.replace(
-        find("imagenet"), run=partial(imagenet.run, sizes=TINY), estimate=partial(imagenet.estimate, sizes=TINY)
-    )
-    where = tmp_path_factory.mktemp("run")
-    return reproduce(small, where, data=data, device=torch.device("cpu"), seeds=1, say=lambda line: None)
-
-
-@pytest.fixture(scope="module")
-def settings(data: Path, folder: Path) -> Settings:
-    return Settings(data=data, store=Store(folder, say=lambda line: None), seeds=1)
-
-
-@pytest.fixture(scope="module")
-def results(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "results.json").read_text())["results"]
-    return found
+    return whole_run(imagenet, TINY, data, tmp_path_factory.mktemp("run"))
 
 
 def test_no_image_is_both_held_out_and_judged(settings: Settings) -> None:

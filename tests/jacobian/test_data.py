@@ -26,7 +26,8 @@ from nullbayes.errors import DataError, NullBayesError
 from nullbayes.jacobian.batches import inputs_of, n_examples
 from nullbayes.jacobian.data import Examples
 from support.drawing import randperm
-from support.models import CLASSIFICATION, MLP, MODELS, REGRESSION, batches, jacobian
+from support.models import CLASSIFICATION, MLP, MODELS, REGRESSION, batches
+from support.slow_answers import jacobian
 
 X, Y = CLASSIFICATION.data(n=7)
 DATASET = TensorDataset(X, Y)

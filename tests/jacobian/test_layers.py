@@ -12,7 +12,7 @@ import nullbayes as nb
 from nullbayes.jacobian.layer_rules import RULES
 from nullbayes.linalg.pieces import OuterPiece
 from support.layer_table import LAYERS, build, each_layer
-from support.models import jacobian
+from support.slow_answers import jacobian
 
 
 @each_layer

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import nullbayes as nb
 from nullbayes.jacobian.routes import ByLayers
 from support.drawing import randn
-from support.models import jacobian
+from support.slow_answers import jacobian
 
 OUTPUTS = 40
 

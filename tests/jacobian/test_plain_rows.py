@@ -13,7 +13,8 @@ import nullbayes as nb
 from nullbayes.errors import ModelError
 from nullbayes.jacobian import routes
 from support.layer_table import randint, randn
-from support.models import ATTENTION, CLASSIFICATION, Attention, jacobian
+from support.models import ATTENTION, CLASSIFICATION, Attention
+from support.slow_answers import jacobian
 
 
 class Gained(nn.Module):

@@ -16,7 +16,8 @@ from nullbayes.jacobian.batches import map_leaves
 from nullbayes.jacobian.network import Network
 from support.cube import Cube
 from support.drawing import randn
-from support.models import CLASSIFICATION, MODELS, Model, Slow, call, jacobian
+from support.models import CLASSIFICATION, MODELS, Model, Slow, call
+from support.slow_answers import jacobian
 
 each_model = pytest.mark.parametrize("case", MODELS.values(), ids=lambda case: case.name)
 TOLERANCE = {torch.float64: {}, torch.float32: {"rtol": 1e-4, "atol": 1e-5}}

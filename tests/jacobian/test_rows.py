@@ -14,23 +14,8 @@ from nullbayes.errors import LikelihoodError, ModelError, SettingsError
 from nullbayes.limits import Storage
 from nullbayes.linalg.held import HeldBlock, StreamedBlock
 from support.drawing import randn
-from support.models import (
-    BATCHNORM,
-    CLASSIFICATION,
-    CUSTOM,
-    MLP,
-    MODELS,
-    TASKS,
-    Model,
-    Task,
-    batches,
-    call,
-    flat_parameters,
-    gauss_newton,
-    jacobian,
-    loss_jacobian,
-    with_parameters,
-)
+from support.models import BATCHNORM, CLASSIFICATION, CUSTOM, MLP, MODELS, TASKS, Model, Task, batches, call
+from support.slow_answers import flat_parameters, gauss_newton, jacobian, loss_jacobian, with_parameters
 
 each_model = pytest.mark.parametrize("case", MODELS.values(), ids=lambda case: case.name)
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)

@@ -16,7 +16,8 @@ from nullbayes.jacobian.network import Network
 from nullbayes.precision import differentiable, plain_recurrence, uncompiled
 from support import zoo
 from support.layer_table import build, randn
-from support.models import CLASSIFICATION, MLP, Slow, jacobian
+from support.models import CLASSIFICATION, MLP, Slow
+from support.slow_answers import jacobian
 
 
 def test_threads_share_a_network() -> None:

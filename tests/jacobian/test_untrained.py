@@ -14,8 +14,7 @@ from torch import Tensor, nn
 import nullbayes as nb
 from nullbayes.errors import UntrainedWarning
 from nullbayes.jacobian.opening import Guesses
-from support.drawing import randint, randn
-from support.posterior_fits import seeded
+from support.drawing import randint, randn, seeded
 
 N = 60
 

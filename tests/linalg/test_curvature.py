@@ -25,13 +25,9 @@ from nullbayes.linalg.curvature import (
     lanczos_pairs,
     nystrom_pairs,
 )
-from support.drawing import randn
+from support.drawing import randn, seeded
 
 P, ALPHAS = 12, (0.05, 1.0, 30.0)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

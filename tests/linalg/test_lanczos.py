@@ -7,12 +7,7 @@ from torch import Tensor
 import nullbayes as nb
 from nullbayes.linalg.lanczos import krylov_basis, spectral_quadrature
 from nullbayes.testing import kernel_projector
-from support.drawing import matrix_from_singular_values, randn
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
+from support.drawing import matrix_from_singular_values, randn, seeded
 
 POWER_LAW = torch.logspace(0, -6, 30, dtype=torch.float64)
 WELL_CONDITIONED = torch.linspace(1, 3, 30, dtype=torch.float64)

@@ -17,11 +17,7 @@ from nullbayes.linalg.spectral import (
     right_singular,
 )
 from nullbayes.testing import kernel_projector
-from support.drawing import matrix_from_singular_values, rand, randn
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+from support.drawing import matrix_from_singular_values, rand, randn, seeded
 
 
 def well_conditioned(n_rows: int, n_columns: int, rank: int, seed: int = 0) -> Tensor:

@@ -14,7 +14,8 @@ import nullbayes as nb
 from nullbayes.errors import LikelihoodError, NullBayesWarning, SettingsError
 from nullbayes.posteriors import best_precision
 from nullbayes.posteriors.measured import closed_form
-from support.models import CLASSIFICATION, MLP, REGRESSION, Task, flat_parameters, gauss_newton
+from support.models import CLASSIFICATION, MLP, REGRESSION, Task
+from support.slow_answers import flat_parameters, gauss_newton
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")
 

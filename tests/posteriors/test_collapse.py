@@ -11,6 +11,7 @@ from torch import nn
 import nullbayes as nb
 from nullbayes.errors import CollapseWarning, NullBayesWarning, UnderfitWarning
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov
+from support.drawing import seeded
 from support.models import CLASSIFICATION, MLP
 
 LINE = torch.linspace(-1, 1, 60, dtype=torch.float64)[:, None]
@@ -32,10 +33,6 @@ def trained() -> nn.Module:
         optimizer.step()
     optimizer.zero_grad()
     return model
-
-
-def seeded() -> torch.Generator:
-    return torch.Generator().manual_seed(0)
 
 
 def test_more_rows_than_parameters_still_give_a_posterior(trained: nn.Module) -> None:

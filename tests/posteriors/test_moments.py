@@ -11,7 +11,8 @@ from torch import Tensor
 import nullbayes as nb
 from nullbayes.testing import kernel_projector
 from support.drawing import randn
-from support.models import CLASSIFICATION, MLP, flat_parameters, jacobian, loss_jacobian
+from support.models import CLASSIFICATION, MLP
+from support.slow_answers import flat_parameters, jacobian, loss_jacobian
 
 stats = pytest.importorskip("scipy.stats")
 

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.errors import LikelihoodError
-from support.drawing import randn
-from support.posterior_fits import seeded
+from support.drawing import randn, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.NullBayesWarning")
 X = randn(120, 3, generator=seeded())

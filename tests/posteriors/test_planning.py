@@ -19,9 +19,8 @@ from nullbayes.errors import DataError, NullBayesWarning, SettingsError
 from nullbayes.posteriors import small_limit
 from nullbayes.projectors import choose
 from nullbayes.projectors.plan import _in_words
-from support.drawing import randn
+from support.drawing import randn, seeded
 from support.models import CLASSIFICATION, MLP
-from support.posterior_fits import seeded
 
 N = 1000
 X, Y = CLASSIFICATION.data(n=N)

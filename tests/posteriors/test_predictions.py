@@ -11,19 +11,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import nullbayes as nb
-from support.models import (
-    CLASSIFICATION,
-    MLP,
-    MODELS,
-    Task,
-    batches,
-    call,
-    flat_parameters,
-    jacobian,
-    loss_jacobian,
-    with_parameters,
-)
+from support.models import CLASSIFICATION, MLP, MODELS, Task, batches, call
 from support.posterior_fits import EXACT, X_NEW, averaged, each_kind, each_task, fit_mlp, probabilities
+from support.slow_answers import flat_parameters, jacobian, loss_jacobian, with_parameters
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import nullbayes as nb
-from support.models import CLASSIFICATION, MLP, Task, flat_parameters
+from support.models import CLASSIFICATION, MLP, Task
 from support.posterior_fits import EXACT, X_NEW, each_kind, each_task, fit_mlp, rows_of
+from support.slow_answers import flat_parameters
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")

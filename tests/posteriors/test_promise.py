@@ -18,9 +18,9 @@ from nullbayes.likelihoods import Classification, Regression
 from nullbayes.posteriors import fitting
 from nullbayes.posteriors import promise as rule
 from nullbayes.posteriors.promise import NATS, ScaledPredictions, least_precision
-from support.drawing import randn
+from support.drawing import randn, seeded
 from support.models import CLASSIFICATION, CUSTOM, MULTILABEL, REGRESSION, Task
-from support.posterior_fits import each_kind, each_task, seeded
+from support.posterior_fits import each_kind, each_task
 from support.trained import N, draw, trained
 
 

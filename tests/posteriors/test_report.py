@@ -13,9 +13,10 @@ import nullbayes as nb
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, Krylov
 from nullbayes.testing import kernel_dimension
-from support.drawing import randn
-from support.models import CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, Task, batches, jacobian
-from support.posterior_fits import ITERATIVE, each_kind, each_task, fit_mlp, probabilities, rows_of, seeded
+from support.drawing import randn, seeded
+from support.models import CLASSIFICATION, CUSTOM, MLP, MULTILABEL, REGRESSION, Task, batches
+from support.posterior_fits import ITERATIVE, each_kind, each_task, fit_mlp, probabilities, rows_of
+from support.slow_answers import jacobian
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")

@@ -14,9 +14,10 @@ import nullbayes as nb
 from nullbayes.errors import NotFittedError, SettingsError
 from nullbayes.projectors import ExactPrimal
 from nullbayes.testing import kernel_dimension, kernel_projector
-from support.drawing import rand, randn
-from support.models import CLASSIFICATION, MLP, MODELS, flat_parameters
-from support.posterior_fits import EXACT, ITERATIVE, X_NEW, each_kind, fit_mlp, rows_of, seeded
+from support.drawing import rand, randn, seeded
+from support.models import CLASSIFICATION, MLP, MODELS
+from support.posterior_fits import EXACT, ITERATIVE, X_NEW, each_kind, fit_mlp, rows_of
+from support.slow_answers import flat_parameters
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")

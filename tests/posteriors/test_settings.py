@@ -9,8 +9,10 @@ import torch
 
 import nullbayes as nb
 from nullbayes.projectors import ExactPrimal
-from support.models import CLASSIFICATION, CUSTOM, MLP, REGRESSION, TASKS, Task, gauss_newton, jacobian
-from support.posterior_fits import EXACT, ITERATIVE, X_NEW, each_kind, fit_mlp, seeded
+from support.drawing import seeded
+from support.models import CLASSIFICATION, CUSTOM, MLP, REGRESSION, TASKS, Task
+from support.posterior_fits import EXACT, ITERATIVE, X_NEW, each_kind, fit_mlp
+from support.slow_answers import gauss_newton, jacobian
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")

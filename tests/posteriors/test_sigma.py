@@ -13,9 +13,9 @@ from nullbayes.errors import NullBayesWarning, UnderfitWarning
 from nullbayes.likelihoods import Regression
 from nullbayes.posteriors import sigma
 from nullbayes.posteriors.sigma import Smoother, share_left, smoother
-from support.drawing import randn
-from support.models import jacobian
-from support.posterior_fits import each_kind, seeded
+from support.drawing import randn, seeded
+from support.posterior_fits import each_kind
+from support.slow_answers import jacobian
 
 NOISE = 0.3
 

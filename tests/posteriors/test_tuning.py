@@ -12,9 +12,9 @@ from torch import nn
 
 import nullbayes as nb
 from nullbayes.errors import CollapseWarning, FileError, LikelihoodError, NullBayesWarning, SettingsError
-from support.drawing import randn
+from support.drawing import randn, seeded
 from support.models import BINARY, CLASSIFICATION, MULTILABEL, REGRESSION, Task
-from support.posterior_fits import each_kind, each_task, seeded
+from support.posterior_fits import each_kind, each_task
 from support.trained import draw, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*are training data")  # which test no one's quality here

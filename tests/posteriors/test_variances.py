@@ -12,19 +12,10 @@ from torch import Tensor
 import nullbayes as nb
 from nullbayes.projectors import Alternating, Krylov, Sketched
 from nullbayes.testing import kernel_projector
-from support.drawing import randn
-from support.models import BINARY, CLASSIFICATION, MLP, Task, jacobian
-from support.posterior_fits import (
-    EXACT,
-    ITERATIVE,
-    X_NEW,
-    each_kind,
-    each_task,
-    fit_mlp,
-    probabilities,
-    rows_of,
-    seeded,
-)
+from support.drawing import randn, seeded
+from support.models import BINARY, CLASSIFICATION, MLP, Task
+from support.posterior_fits import EXACT, ITERATIVE, X_NEW, each_kind, each_task, fit_mlp, probabilities, rows_of
+from support.slow_answers import jacobian
 
 # the networks are not trained, so their losses leave much open: test_collapse.py has that warning
 pytestmark = pytest.mark.filterwarnings("ignore::nullbayes.errors.UnderfitWarning")

@@ -9,7 +9,7 @@ from nullbayes.errors import NullBayesError, SettingsError
 from nullbayes.projectors import Alternating, Krylov
 from nullbayes.projectors.sweep import coarse_space
 from nullbayes.testing import cases, kernel_projector
-from support.drawing import matrix_from_singular_values, rand, randn
+from support.drawing import matrix_from_singular_values, rand, randn, seeded
 
 CASES = {case.name: case for case in cases(torch.get_default_device())}
 SPECTRA = {
@@ -19,10 +19,6 @@ SPECTRA = {
 }
 every_spectrum = pytest.mark.parametrize("sigma", SPECTRA.values(), ids=SPECTRA)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["32", "64"])
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def gaussian(n: int, columns: int, seed: int = 0) -> Tensor:

@@ -22,13 +22,9 @@ from nullbayes.projectors import (
     Sketched,
 )
 from nullbayes.testing import cases, kernel_projector
-from support.drawing import matrix_from_singular_values, randn
+from support.drawing import matrix_from_singular_values, randn, seeded
 
 CASES = {case.name: case for case in cases(torch.get_default_device())}
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def gaussian(n: int, columns: int, seed: int = 0) -> Tensor:

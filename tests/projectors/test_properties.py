@@ -14,7 +14,7 @@ import nullbayes as nb
 from nullbayes.errors import ConvergenceWarning
 from nullbayes.projectors import Alternating, ExactDual, ExactPrimal, Krylov, Lanczos, Projector
 from nullbayes.testing import kernel_projector
-from support.drawing import matrix_from_singular_values, rand, randint, randn, randperm
+from support.drawing import matrix_from_singular_values, rand, randint, randn, randperm, seeded
 
 TIGHT = 1e-11
 PROJECTORS: dict[str, Callable[[], Projector]] = {
@@ -25,10 +25,6 @@ PROJECTORS: dict[str, Callable[[], Projector]] = {
 }
 every_projector = pytest.mark.parametrize("name", PROJECTORS)
 few = settings(max_examples=12, deadline=None, derandomize=True)
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @st.composite

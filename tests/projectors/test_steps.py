@@ -13,15 +13,11 @@ from nullbayes.linalg.spectral import factor_normal
 from nullbayes.projectors import Alternating, Krylov
 from nullbayes.projectors.sweep import DualStep, PrimalStep, dual_step, gram_precision, primal_step
 from nullbayes.testing import cases, kernel_projector
-from support.drawing import matrix_from_singular_values, rand, randn
+from support.drawing import matrix_from_singular_values, rand, randn, seeded
 
 CASES = {case.name: case for case in cases(torch.get_default_device())}
 every_case = pytest.mark.parametrize("case", CASES)
 shifts = pytest.mark.parametrize("shift", [1e-4, 5e-3, 0.5])
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:

@@ -1,7 +1,8 @@
 """What several tests share: networks, data, slow reference answers, tables of cases. There are no tests in here.
 
 =====================  ==============================================================================================
-``models``             small networks by name (`MODELS["tied weights"]`), likelihoods with targets, Jacobians by a loop
+``models``             small networks by name (`MODELS["tied weights"]`), and likelihoods with targets
+``slow_answers``       their Jacobians and Gauss-Newton matrices by a loop
 ``drawing``            random tensors that are the same on every device
 ``two_layers``         networks of two layers with a forward function of the test's own
 ``recipes``            the likelihood and the baseline of `CONTRIBUTING.md`, which belong to no library

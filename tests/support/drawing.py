@@ -24,3 +24,8 @@ rand, randint, randn, randperm = (_moving(draw) for draw in (torch.rand, torch.r
 def matrix_from_singular_values(*args: Any) -> Tensor:
     """The library's, moved like the rest."""
     return testing.matrix_from_singular_values(*args).to(torch.get_default_device())
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    """A new generator on the CPU."""
+    return torch.Generator().manual_seed(seed)

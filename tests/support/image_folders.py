@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+import torch
+
+from nullbayes.experiments import find
+from nullbayes.experiments.running import reproduce
 
 ATTRIBUTES = ("Bald", "Smiling", "Eyeglasses", "Male", "Mustache", "Young")
 
@@ -77,3 +85,11 @@ def make_places(data: Path, n: int, size: int) -> None:
         save_image(data / "places365" / "val_256" / name, 5000 + i, (size, size), 0.6)
     lines = [f"{name} {7 * i % 365}" for i, name in enumerate(names)]
     (data / "places365" / "places365_val.txt").write_text("\n".join(lines) + "\n")
+
+
+def whole_run(experiment: ModuleType, sizes: Any, data: Path, where: Path) -> Path:
+    """The folder of a whole run of "celeba" or "imagenet", as the command makes it."""
+    name = experiment.__name__.rpartition(".")[2]
+    own = {"run": partial(experiment.run, sizes=sizes), "estimate": partial(experiment.estimate, sizes=sizes)}
+    cpu = torch.device("cpu")
+    return reproduce(replace(find(name), **own), where, data=data, device=cpu, seeds=1, say=lambda line: None)

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 import nullbayes as nb
 from nullbayes.projectors import Alternating, ExactDual, Krylov
-from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task, jacobian, loss_jacobian
+from support.drawing import seeded
+from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task
+from support.slow_answers import jacobian, loss_jacobian
 
 EXACT = ExactDual()
 ITERATIVE = Krylov(Alternating(block_rows=4), rtol=1e-9)
@@ -21,10 +23,6 @@ DATA = [(X, Y)]
 KINDS = (nb.ProjectedPosterior, nb.LossProjectedPosterior)
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_task = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def fit_mlp(

@@ -61,7 +61,7 @@ def example(name: str) -> list[str]:
 
 
 def imported(path: Path) -> Any:
-    """A user's file as a module, imported without the command."""
+    """A file as a module of its own, imported without the command."""
     spec = importlib.util.spec_from_file_location(f"copy_of_{path.stem}", path)
     assert spec is not None
     assert spec.loader is not None

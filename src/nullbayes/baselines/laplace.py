@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
@@ -274,13 +275,10 @@ def last_linear(network: Network, x: Any) -> list[str]:
     name, returns_outputs = find_last_layer(network, x)
     called: list[nn.Module] = []
     layers = [layer for layer in network.module.modules() if isinstance(layer, nn.Linear)]
-    with network.lock:
-        hooks = [layer.register_forward_hook(lambda layer, *_: called.append(layer)) for layer in layers]
-        try:
-            network.outputs(x)
-        finally:
-            for hook in hooks:
-                hook.remove()
+    with network.lock, ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.register_forward_hook(lambda layer, *_: called.append(layer)))
+        network.outputs(x)
     if not called:
         msg = "The network calls no nn.Linear, so its last layer is unknown: name its parameters, parameters=[...]."
         raise ModelError(msg)

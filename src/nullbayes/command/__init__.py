@@ -57,18 +57,10 @@ class _Form(argparse.RawDescriptionHelpFormatter):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
+    """Run the command line, with the arguments of the process by default, and return its exit code.
 
-    Parameters
-    ----------
-    arguments : sequence of str, optional
-        Those of the process by default.
-
-    Returns
-    -------
-    int
-        The exit code: 0, 1 for a failure or a promise that does not hold, 2 for a command that was not typed right,
-        130 after Ctrl-C.
+    It is 0, 1 for a failure or a promise that does not hold, 2 for a command that was not typed right, and 130 after
+    Ctrl-C.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from nullbayes.command import options as shared
 from nullbayes.command.frame import Command, Console
@@ -12,9 +11,7 @@ _NATS, _POINTS = 3e-3, 1e-3  # what the promise of a fit allows
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("posterior", type=Path, metavar="POSTERIOR", help="the file that fit wrote")
-    shared.model(parser)
-    shared.likelihood(parser, None)
+    shared.posterior(parser)
     shared.data(parser, "data with targets, those of the training for example")
     parser.add_argument(
         "--nats", type=float, default=_NATS, help="by which the NLL of a target may rise (default: %(default)s)"
@@ -28,8 +25,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     """Compare predictions with the network's own; 1 if they are worse."""
     from nullbayes.command.data import read_pairs
 
-    model = shared.the_model(options, console)
-    posterior = shared.the_posterior(options.posterior, model, options)
+    posterior = shared.the_posterior(options.posterior, shared.the_model(options, console), options)
     check = posterior.check_fit(read_pairs(options.data, "--data", console))
     rise = check.nll_posterior - check.nll_model
     fall = 0.0

@@ -30,19 +30,10 @@ class _Again:
 
 
 def read_data(text: str, option: str, console: Console) -> Any:
-    """Return the data that a name stands for, in a form that every function of the library takes, in a fixed order.
+    """Return the data that a name stands for, or what it returns, in a form that every function of the library takes.
 
-    Parameters
-    ----------
-    text, option : str
-        The name, such as "project.data:train", and the option that it was passed to.
-    console : Console
-        Told if a loader shuffles, which is then undone.
-
-    Returns
-    -------
-    loader, dataset, pair or inputs
-        What the name holds, or what it returns when it is called. A mapping is a batch.
+    ``option`` is the one that the name was passed to, for messages. The order is fixed: where a loader shuffles, that
+    is undone, and the console told. A mapping is a batch.
     """
     found = named(text, option)
     if _is_function(found):

@@ -40,16 +40,7 @@ def galleries(
 ) -> list[Gallery]:
     """Return pictures of familiar inputs, the strangest and the most certain, and of strangers that look familiar.
 
-    Parameters
-    ----------
-    posterior : SamplePosterior
-        Calibrated or not: pictures have p-values, or scores.
-    data, strangers : loader, dataset or pair, mapping of them
-        The familiar inputs, and strangers by their labels.
-    alpha : float
-        False-alarm rate of the decisions.
-    batch_fn : callable, optional
-        Turns a batch into (inputs, targets).
+    They have p-values where the posterior is calibrated, and scores where it is not.
     """
     strangest, certain = _Best(_strangeness), _Best(_certainty)
     _see(posterior, data, alpha, batch_fn, [strangest, certain])

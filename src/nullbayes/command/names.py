@@ -31,24 +31,10 @@ _TYPED = (  # how messages of the library name what is passed in Python, and wha
 
 
 def named(text: str, option: str) -> Any:
-    """Return what a user's name stands for.
+    """Return what a user's name stands for, as the module holds it: nothing is called.
 
-    Parameters
-    ----------
-    text : str
-        Such as "project.data:train". Names may be dotted: "project.data:Digits.train".
-    option : str
-        The option that it was passed to, for messages.
-
-    Returns
-    -------
-    object
-        As the module holds it: nothing is called.
-
-    Raises
-    ------
-    Refusal
-        If there is no such module or name, or if its code fails.
+    Names such as "project.data:train" may be dotted, "project.data:Digits.train". ``option`` is the one that the name
+    was passed to, for messages.
     """
     place, separator, name = text.rpartition(":")
     if not separator or not place or not name:

@@ -58,6 +58,13 @@ def likelihood(parser: argparse.ArgumentParser, default: str | None) -> None:
     parser.add_argument("--likelihood", default=default, metavar="KIND", help=told + more)
 
 
+def posterior(parser: argparse.ArgumentParser) -> None:
+    """Add a posterior's file, with what it is read by."""
+    parser.add_argument("posterior", type=Path, metavar="POSTERIOR", help="the file that fit wrote")
+    model(parser)
+    likelihood(parser, None)
+
+
 def data(parser: argparse.ArgumentParser, what: str) -> None:
     """Add ``--data``."""
     parser.add_argument("--data", required=True, metavar="NAME", help=f"{what}: {_DATA}")

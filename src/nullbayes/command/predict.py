@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("posterior", type=Path, metavar="POSTERIOR", help="the file that fit wrote")
-    shared.model(parser)
-    shared.likelihood(parser, None)
+    shared.posterior(parser)
     shared.data(parser, "the inputs, whose targets are skipped if there are any")
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="false-alarm rate of the decisions (default: %(default)s)"
@@ -35,8 +33,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from nullbayes.command.answers import ask_all
     from nullbayes.command.data import read_data
 
-    model = shared.the_model(options, console)
-    posterior = shared.the_posterior(options.posterior, model, options)
+    posterior = shared.the_posterior(options.posterior, shared.the_model(options, console), options)
     data = read_data(options.data, "--data", console)
     answers = ask_all(posterior, data, options.alpha)
     write(options.output, lambda path: save(path, answers))

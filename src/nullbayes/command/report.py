@@ -30,9 +30,7 @@ _NONE_GIVEN = (
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("posterior", type=Path, metavar="POSTERIOR", help="the file that fit wrote")
-    shared.model(parser)
-    shared.likelihood(parser, None)
+    shared.posterior(parser)
     shared.data(parser, "familiar data with targets that were not trained on")
     shared.strangers(parser, required=False)
     shared.held_out(parser, "which calibrate the posterior for this page")
@@ -50,8 +48,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
     from nullbayes.command.data import read_data, read_pairs
     from nullbayes.page.html import render
 
-    model = shared.the_model(options, console)
-    posterior = shared.the_posterior(options.posterior, model, options)
+    posterior = shared.the_posterior(options.posterior, shared.the_model(options, console), options)
     data, strangers = read_pairs(options.data, "--data", console), shared.the_strangers(options, console)
     if options.held_out is not None:
         posterior.calibrate(read_data(options.held_out, "--held-out", console))
@@ -68,20 +65,8 @@ def make_page(
 ) -> tuple[Page, Evaluation]:
     """Return the page about a posterior, and the evaluation that it shows.
 
-    Parameters
-    ----------
-    posterior : SamplePosterior
-        Calibrated or not.
-    name : str
-        What to call it.
-    data : loader, dataset or pair
-        Familiar data with targets.
-    strangers : dict
-        By their labels; where there are none, they are made of the data.
-    command : str
-        That made the page.
-    batch_fn : callable, optional
-        Turns a batch into (inputs, targets).
+    ``name`` is what the page calls the posterior, and ``command`` has made the page. Where there are no strangers, they
+    are made of the data.
     """
     from nullbayes.command.inputs import galleries
     from nullbayes.page import Page, Section, evaluation_sections, evaluation_summary

@@ -24,21 +24,10 @@ _PREFIXES = ("module.", "_orig_mod.")  # of DataParallel and of torch.compile
 
 
 def load_weights(model: nn.Module, path: Path, console: Console) -> None:
-    """Put the weights of a file into a model.
+    """Put the weights of a file into a model, in place; refuse those that do not fit.
 
-    Parameters
-    ----------
-    model : nn.Module
-        Changed in place.
-    path : Path
-        A state dictionary that ``torch.save`` wrote, or a file that ends with ".safetensors".
-    console : Console
-        Told where the weights were found, if that was not at the top.
-
-    Raises
-    ------
-    Refusal
-        If the file cannot be read, or does not fit the model.
+    The file is a state dictionary that ``torch.save`` wrote, or ends with ".safetensors". The console is told where the
+    weights were found, if that was not at the top.
     """
     if not path.is_file():
         msg = f"There is no file {path} with weights."

@@ -1,6 +1,7 @@
 """Decisions: is this input strange, yes or no, and which answers can be excluded; with guarantees from held-out data.
 
 ``familiar``    what a fit remembers of the training data: features of some examples, and a checksum of each input
+``remembering`` what a fit reads of the training data to remember it
 ``overlap``     data that should be new and are not: training inputs, and copies
 ``strangers``   artificial strangers, made of familiar inputs
 ``words``       those with other lines of a table of embeddings
@@ -24,5 +25,5 @@ from nullbayes.decisions.deciding import p_value as p_value
 from nullbayes.decisions.deciding import predict_interval as predict_interval
 from nullbayes.decisions.deciding import predict_set as predict_set
 from nullbayes.decisions.familiar import Familiar as Familiar
-from nullbayes.decisions.familiar import remember as remember
 from nullbayes.decisions.overlap import watched as watched
+from nullbayes.decisions.remembering import remember as remember

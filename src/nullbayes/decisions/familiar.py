@@ -7,38 +7,23 @@ so that a file can tell whether a network with the same parameters is the same f
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nullbayes.errors import DataError, FileError, ModelError, SettingsError
-from nullbayes.jacobian.batches import join_examples, leaves, n_examples, named_leaves, take_examples, with_leaves
-from nullbayes.jacobian.checks import SHIFTS, rounded_parameters
-from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
-from nullbayes.jacobian.network import Network
-from nullbayes.limits import OutOfMemory, is_out_of_memory
+from nullbayes.errors import DataError
+from nullbayes.jacobian.batches import table_rows, with_leaves
 from nullbayes.linalg.spectral import eigh
-from nullbayes.precision import full_precision
 
 NEIGHBOURS = (1, 10, 50)
-_MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
-_MOST_COLUMNS = 1024  # of a table
 _MOST_DIRECTIONS = 2048  # examples from which the principal directions of wider features are found
-_SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
 _ROUNDING = 1e-7  # of a squared distance in float32
-_TABLE, _COUNT = "table.", "tables"  # names in a file: of the tensors of rows, with a number, and how many there are
-_PROBE, _OUTPUTS = "probe.", "outputs"  # and a place in the inputs: names of the tensors of a probe
-_PROBED, _NUMBERS, _ANSWERS = 4, 2**16, 2**12  # inputs of a probe; their numbers together; outputs of each
-_OF_SPREAD, _OF_SIZE, _COARSE = 1e-3, 1e-5, 5e-2  # by which outputs may differ on another machine; in half precision
 
 
 @dataclass(frozen=True)
@@ -55,27 +40,6 @@ class Probe:
 
     inputs: Mapping[str, Tensor]
     outputs: Tensor
-
-    def check(self, network: Network) -> None:
-        """Refuse a network that is another function."""
-        try:
-            found = _answers(network, self.inputs)
-        except Exception as error:
-            msg = f"The model does not take the inputs that the posterior was fitted to: {error}"
-            raise FileError(msg) from error
-        known = self.outputs.double()
-        coarse = any(torch.equal(known.to(kind).double(), known) for kind in (torch.float16, torch.bfloat16))
-        share = _COARSE if coarse else _OF_SPREAD  # a model may compute in half precision
-        limit = share * float(known.max() - known.min()) + _OF_SIZE * float(known.abs().max())
-        if found.shape == known.shape and not float((found.double() - known).abs().max()) <= limit:
-            rounded = _answers(network, self.inputs, rounded_parameters(network.whole)).double()
-            limit += SHIFTS * float((rounded - found.double()).abs().max())  # where large numbers cancel
-        if found.shape != known.shape or not float((found.double() - known).abs().max()) <= limit:
-            msg = (
-                "The model has the parameters that the posterior was fitted to, and computes something else: build it "
-                "with the same layers and activations, and pass the same output_fn."
-            )
-            raise FileError(msg)
 
 
 @dataclass(frozen=True)
@@ -108,7 +72,7 @@ class Familiar:
     @cached_property
     def rows(self) -> Tensor | None:  # (n, p)
         """The numbers of the remembered rows; None where inputs are no rows of a table."""
-        return rows_of(self.table) if self.table else None
+        return table_rows(self.table) if self.table else None
 
     def inputs(self, like: Any, most: int) -> Any:
         """Return the remembered rows, at most so many and evenly spaced, as inputs of the same form as others."""
@@ -117,7 +81,7 @@ class Familiar:
 
     def row_distances(self, x: Any) -> Tensor:  # (n,)
         """Return the logarithm of the distance to the nearest remembered row, in standard deviations per column."""
-        known, new = self.rows, rows_of(x)
+        known, new = self.rows, table_rows(x)
         assert known is not None
         if new is None or new.shape[1] != known.shape[1]:
             msg = "The inputs are no rows of the table that the network was trained on."
@@ -128,29 +92,6 @@ class Familiar:
         parts = [torch.cdist(some, known / spread).amin(1) for some in (new / spread).split(_AT_ONCE)]
         nearest: Tensor = torch.cat(parts) / known.shape[1] ** 0.5
         return nearest.clamp_min(_ROUNDING).log()
-
-    def scales(self, x: Any) -> Iterator[tuple[float, float]]:
-        """Iterate over the numbers of inputs: how far off they are on average, and how many times as spread out.
-
-        Both are compared with remembered inputs, in their standard deviations: the median over the columns of a table,
-        or each tensor as a whole. Columns of rare categories are constant in a few rows, so that the spread is the
-        root mean square over the columns where that is nearer to one.
-        """
-        pairs: list[tuple[Tensor, Tensor]] = []
-        if self.rows is not None:
-            new = rows_of(x)
-            pairs = [(self.rows, new)] if new is not None and new.shape[1] == self.rows.shape[1] else []
-        elif self.probe is not None:
-            here = _places(x, [])
-            both = ((leaf, here.get(place)) for place, leaf in self.probe.inputs.items() if leaf.is_floating_point())
-            pairs = [(known.reshape(-1, 1), new.reshape(-1, 1)) for known, new in both if new is not None]
-        for known, new in ((a.double().cpu(), b.double().cpu()) for a, b in pairs):
-            spread = known.std(0, unbiased=False)
-            varies = spread > 0
-            if bool(varies.any()):
-                away, wider = (new.mean(0) - known.mean(0)).abs() / spread, new.std(0, unbiased=False) / spread
-                spreads = float(wider[varies].median()), float(wider[varies].square().mean().sqrt())
-                yield float(away[varies].median()), min(spreads, key=_off_one)
 
     def distances(self, features: Tensor) -> Tensor:  # (n, d) -> (n, k)
         """Return the logarithm of the distance to the 1st, 10th and 50th nearest remembered example.
@@ -203,180 +144,7 @@ class Familiar:
         return torch.isin(sums, self.sums)
 
 
-def _off_one(ratio: float) -> float:
-    """Return how many times as large or as small as one a ratio is."""
-    return max(ratio, 1.0 / ratio) if ratio > 0.0 else math.inf
-
-
-def remember(network: Network, examples: Examples) -> Familiar | None:
-    """Read the features of some training examples; None where memory is too small for a few."""
-    for size in _SIZES:
-        found = examples.group.attempt(partial(_remembered, network, examples, size))
-        if not isinstance(found, OutOfMemory):
-            return found
-    return None
-
-
-def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
-    first = examples.read(0, min(FEW, len(examples)))[0]
-    layer, _ = find_last_layer(network, first)
-    try:
-        features, few = _features(FeatureReader(network, layer), first, examples, size)
-    except ModelError:  # a layer that is called in another way for more examples
-        layer = OUTPUTS
-        features, few = _features(FeatureReader(network, layer), first, examples, size)
-    join = examples.group.join
-    features = join(normalize(features))
-    table = () if rows_of(first) is None else tuple(map(join, _table(first, examples, len(features))))
-    probe = examples.group.first(lambda: make_probe(network, join_examples(few) if few else first))
-    return Familiar(layer, features, join(examples.input_sums), table, probe=probe)
-
-
 def repeated_share(sums: Tensor) -> float:  # (n,)
     """Return the share of inputs, given by their checksums, that occur more than once."""
     counts = sums.unique(return_counts=True)[1]
     return 1.0 - float((counts == 1).sum()) / len(sums)
-
-
-def rows_of(x: Any) -> Tensor | None:  # (n, p)
-    """Return the numbers of inputs that are rows of a table, beside categories or not; None for other inputs."""
-    numbers = [leaf for leaf in named_leaves(x) if leaf.is_floating_point()]
-    if not numbers or any(leaf.ndim != 2 for leaf in numbers) or any(leaf.ndim > 2 for leaf in leaves(x)):
-        return None
-    joined = torch.cat(numbers, dim=1)
-    return joined if joined.shape[1] <= _MOST_COLUMNS else None
-
-
-def _table(first: Any, examples: Examples, n: int) -> list[Tensor]:  # (n, ...) each
-    """Return the tensors of so many examples, evenly spaced over all."""
-    parts = [named_leaves(x) for x, _ in examples.some(_spaced(examples, n))]
-    none = [leaf[:0] for leaf in named_leaves(first)]
-    return [torch.cat(same) for same in zip(none, *parts, strict=True)]
-
-
-def _spaced(examples: Examples, n: int) -> list[int]:
-    """Return the numbers of n examples, evenly spaced over all: those that this process has."""
-    return examples.parts([i * examples.n_all // n for i in range(n)])[examples.group.rank]
-
-
-def _features(reader: FeatureReader, first: Any, examples: Examples, size: int) -> tuple[Tensor, list[Any]]:  # (n, d)
-    """Return the features of as many examples as are remembered, evenly spaced over all, and a few of the inputs."""
-    most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), examples.n_all)
-    numbers, few = _spaced(examples, most), list[Any]()
-    return reader.some(_watched(examples.some(numbers), len(numbers), few), size), few
-
-
-def _watched(batches: Iterable[tuple[Any, Tensor]], n: int, few: list[Any]) -> Iterator[tuple[Any, Tensor]]:
-    """Pass on batches of n examples, and add a few of their inputs to a list: data may be in the order of classes."""
-    start, most = 0, min(_PROBED, n)
-    for x, y in batches:
-        while len(few) < most and (i := len(few) * n // most - start) < len(y):
-            few.append(join_examples([take_examples(x, i, i + 1)]))  # a copy: a slice would keep the whole batch
-        yield x, y
-        start += len(y)
-
-
-def make_probe(network: Network, x: Any) -> Probe | None:
-    """Return a few inputs with their outputs, if they are small and made of tensors with an entry per example."""
-    found = _places(x, [])
-    if not found or any(leaf is None or leaf.is_complex() for leaf in found.values()):
-        return None
-    parts = {place: leaf for place, leaf in sorted(found.items()) if leaf is not None}
-    few = min(_PROBED, _NUMBERS // max(1, sum(leaf[:1].numel() for leaf in parts.values())))
-    step = max(1, n_examples(x) // max(1, few))
-    inputs = {place: leaf[::step][:few].cpu().clone() for place, leaf in parts.items()}
-    try:
-        outputs = _answers(network, inputs) if few else None
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        return None  # a network that does not take so few examples
-    return None if outputs is None or not bool(torch.isfinite(outputs).all()) else Probe(inputs, outputs)
-
-
-def _places(x: Any, path: list[Any]) -> dict[str, Tensor | None]:
-    """Return the tensors of inputs by their places, and None for what is no tensor with an entry per example."""
-    if isinstance(x, Mapping) and x and all(isinstance(name, str) for name in x):
-        entries: Iterable[tuple[Any, Any]] = x.items()
-    elif isinstance(x, (tuple, list)) and x:
-        entries = enumerate(x)
-    else:
-        return {json.dumps(path): x if isinstance(x, Tensor) and x.ndim else None}
-    return {place: leaf for key, part in entries for place, leaf in _places(part, [*path, key]).items()}
-
-
-@full_precision()
-def _answers(network: Network, inputs: Mapping[str, Tensor], theta: Tensor | None = None) -> Tensor:  # (n, k)
-    """Return some of the outputs of a network for the inputs of a probe, with its own or with other parameters."""
-    tree: dict[Any, Any] = {}
-    for place, leaf in inputs.items():
-        path: list[Any] = [None, *json.loads(place)]
-        node = tree
-        for key in path[:-1]:
-            node = node.setdefault(key, {})
-        node[path[-1]] = leaf.to(network.device)
-    x = _inputs(tree[None])
-    with torch.no_grad():
-        outputs = network.outputs(x) if theta is None else network.whole(theta, x)
-    outputs = outputs.reshape(len(outputs), -1)
-    return outputs[:, :: -(-outputs.shape[1] // _ANSWERS)].cpu()
-
-
-def _inputs(tree: Any) -> Any:
-    """Return inputs from their tensors by place."""
-    if isinstance(tree, Tensor):
-        return tree
-    parts = {key: _inputs(part) for key, part in tree.items()}
-    return tuple(parts[i] for i in range(len(parts))) if all(isinstance(key, int) for key in parts) else parts
-
-
-def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
-    """Return what the header and the tensors of a file hold."""
-    if familiar is None:
-        return None, {}
-    count = torch.tensor(len(familiar.table), dtype=torch.int64, device="cpu")
-    found = {"features": familiar.features, "sums": familiar.sums, _COUNT: count}
-    found |= {} if familiar.tuned is None else {"tuned": familiar.tuned}
-    if familiar.probe is not None:
-        found |= {_OUTPUTS: familiar.probe.outputs}
-        found |= {f"{_PROBE}{place}": leaf for place, leaf in familiar.probe.inputs.items()}
-    found |= {f"{_TABLE}{i}": tensor for i, tensor in enumerate(familiar.table)}
-    return familiar.layer, {f"familiar.{name}": tensor for name, tensor in found.items()}
-
-
-def from_file(
-    layer: str | None, tensors: Mapping[str, Tensor], network: Network, n_data: int | None
-) -> Familiar | None:
-    """Return what a file holds, if it is that of so many training examples."""
-    if layer is None:
-        return None
-    parts = ("features", "sums", "tuned", _COUNT)
-    features, sums, tuned, count = (tensors.get(f"familiar.{name}") for name in parts)
-    names = [name for name in tensors if name.startswith(f"familiar.{_TABLE}")]
-    table = [tensors.get(f"familiar.{_TABLE}{i}") for i in range(len(names))]
-    start, outputs = f"familiar.{_PROBE}", tensors.get(f"familiar.{_OUTPUTS}")
-    inputs = {name.removeprefix(start): leaf for name, leaf in sorted(tensors.items()) if name.startswith(start)}
-    if (
-        features is None or features.ndim != 2 or not features.numel() or features.dtype != network.dtype
-        or not bool(torch.isfinite(features).all())
-        or sums is None or sums.ndim != 1 or len(sums) != (n_data or len(sums)) or sums.dtype != torch.int64
-        or count is None or count.numel() != 1 or int(count) != len(table)
-        or (tuned is not None and (tuned.ndim != 1 or tuned.dtype != torch.int64))
-        or any(part is None or not 1 <= part.ndim <= 2 or len(part) != len(features) for part in table)
-        or (table and rows_of(table) is None)
-        or (outputs is None) is not (not inputs)
-        or (outputs is not None and (outputs.ndim != 2 or not outputs.numel() or outputs.dtype != network.dtype))
-        or any(not leaf.ndim or outputs is None or len(leaf) != len(outputs) for leaf in inputs.values())
-    ):  # fmt: skip
-        msg = "The file lacks what was remembered of the training data: it was altered, fit and save again."
-        raise FileError(msg)
-    try:
-        FeatureReader(network, layer)
-    except SettingsError as error:
-        msg = f"The file remembers features of a layer {layer!r}, which this model has not: fit and save again."
-        raise FileError(msg) from error
-    here = tuple(part.to(network.device) for part in table if part is not None)
-    probe = None if outputs is None else Probe(inputs, outputs)
-    if probe is not None:
-        probe.check(network)
-    return Familiar(layer, features.to(network.device), sums, here, tuned, probe)

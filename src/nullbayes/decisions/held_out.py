@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -22,6 +23,7 @@ from nullbayes.decisions.overlap import (
     warn_of_tuned,
 )
 from nullbayes.decisions.posterior import Posterior
+from nullbayes.decisions.remembering import by_place
 from nullbayes.errors import DataError, warn
 from nullbayes.jacobian.batches import (
     BatchFn,
@@ -31,6 +33,7 @@ from nullbayes.jacobian.batches import (
     join_examples,
     n_examples,
     places,
+    table_rows,
     take_examples,
 )
 from nullbayes.jacobian.loaders import Given, as_loader
@@ -210,7 +213,7 @@ def _check_distances(errors: Tensor) -> None:  # (n,) or (n, O), in standard dev
 
 def _check_scales(familiar: Familiar, x: Any) -> None:
     """Warn of inputs that were prepared in another way than those of the training data."""
-    for away, wider in familiar.scales(x):
+    for away, wider in _scales(familiar, x):
         if away > _OTHER_SCALE or not 1.0 / _OTHER_SCALE < wider < _OTHER_SCALE:
             warn(
                 f"Held-out inputs are {wider:.3g} times as spread out as training inputs, and {away:.3g} standard "
@@ -218,6 +221,35 @@ def _check_scales(familiar: Familiar, x: Any) -> None:
                 "not make strangers look familiar."
             )
             return
+
+
+def _scales(familiar: Familiar, x: Any) -> Iterator[tuple[float, float]]:
+    """Iterate over the numbers of inputs: how far off they are on average, and how many times as spread out.
+
+    Both are compared with remembered inputs, in their standard deviations: the median over the columns of a table,
+    or each tensor as a whole. Columns of rare categories are constant in a few rows, so that the spread is the
+    root mean square over the columns where that is nearer to one.
+    """
+    pairs: list[tuple[Tensor, Tensor]] = []
+    if familiar.rows is not None:
+        new = table_rows(x)
+        pairs = [(familiar.rows, new)] if new is not None and new.shape[1] == familiar.rows.shape[1] else []
+    elif familiar.probe is not None:
+        here = by_place(x)
+        both = ((leaf, here.get(place)) for place, leaf in familiar.probe.inputs.items() if leaf.is_floating_point())
+        pairs = [(known.reshape(-1, 1), new.reshape(-1, 1)) for known, new in both if new is not None]
+    for known, new in ((a.double().cpu(), b.double().cpu()) for a, b in pairs):
+        spread = known.std(0, unbiased=False)
+        varies = spread > 0
+        if bool(varies.any()):
+            away, wider = (new.mean(0) - known.mean(0)).abs() / spread, new.std(0, unbiased=False) / spread
+            spreads = float(wider[varies].median()), float(wider[varies].square().mean().sqrt())
+            yield float(away[varies].median()), min(spreads, key=_off_one)
+
+
+def _off_one(ratio: float) -> float:
+    """Return how many times as large or as small as one a ratio is."""
+    return max(ratio, 1.0 / ratio) if ratio > 0.0 else math.inf
 
 
 def _errors_of(

@@ -60,7 +60,8 @@ def strangers(
     familiar = input_checksums(x, n)
     for name, whole in chain(_exchanged(x, generator, lookups), strange_words(x, lookups, generator, others)):
         made = _in_part(whole, x, generator)
-        pairs = [(new.flatten(1) if new.ndim > 1 else new[:, None], old) for new, old in _pairs(made, x)]
+        both = ((new, old) for new, old in zip(leaves(made), leaves(x), strict=True) if old.ndim)
+        pairs = [(new.flatten(1) if new.ndim > 1 else new[:, None], old) for new, old in both]
         changed = torch.stack([(new != old.reshape(new.shape)).any(1) for new, old in pairs]).any(0)
         usable = changed & torch.stack([torch.isfinite(new).all(1) for new, _ in pairs]).all(0)
         usable &= ~torch.isin(input_checksums(made, n), familiar).to(usable.device)  # no other familiar input either
@@ -112,11 +113,6 @@ def _in_part(made: Any, x: Any, generator: torch.Generator) -> Any:
         return torch.where(stays.to(new.device).view(-1, *(1,) * (new.ndim - 1)), new, old)
 
     return map_leaves(mixed, made, x)
-
-
-def _pairs(made: Any, x: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Iterate over the parts of strangers that have an entry per example, with what they were made of."""
-    return ((new, old) for new, old in zip(leaves(made), leaves(x), strict=True) if old.ndim)
 
 
 def _made(leaf: Tensor, make: Make, parts: list[Tensor], mask: Any, generator: torch.Generator) -> Tensor:

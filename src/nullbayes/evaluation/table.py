@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nullbayes.errors import optional
@@ -14,13 +13,12 @@ from nullbayes.evaluation.judging import LEVEL
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nullbayes.evaluation.results import Evaluation, EvaluationRow
+    from nullbayes.evaluation.results import Detection, Evaluation, EvaluationRow
 
 WIDTH = 120
 _LONGEST_NAME = 36
 _GAP, _GROUP_GAP = "  ", "    "
 _ARROWS = {"higher": " ↑", "lower": " ↓"}
-_DASH = "-"
 _MEANINGS = {
     "ECE": "expected calibration error, the gap between confidence and accuracy",
     "AURC": "mean loss of the predictions that are kept while the score rejects the strangest inputs",
@@ -36,21 +34,34 @@ class Column:
 
     group: str  # the data that it is measured on
     label: str
-    value: Callable[[EvaluationRow], float | None]
-    interval: Callable[[EvaluationRow], tuple[float, float] | None]
+    name: str  # of the attribute of a row, or of what it has about a set of strangers
     digits: str  # how numbers are written
     best: str | float | None  # "higher", "lower", the number that it should be close to, or None
+    stranger: str | None = None
+    unit: float = 1.0
 
     @property
     def title(self) -> str:
         """The label with the direction in which it is better."""
         return self.label + _ARROWS.get(str(self.best), "")
 
+    def value(self, row: EvaluationRow) -> float | None:
+        """Return the number of a row, if it has one."""
+        value: float | None = getattr(self._place(row), self.name)
+        return None if value is None else value / self.unit
+
+    def interval(self, row: EvaluationRow) -> tuple[float, float] | None:
+        """Return the interval of that number, if there is one."""
+        return self._place(row).intervals.get(self.name)
+
+    def _place(self, row: EvaluationRow) -> EvaluationRow | Detection:
+        return row if self.stranger is None else row.strangers[self.stranger]
+
     def written(self, row: EvaluationRow) -> str:
         """Return the number of a row, and its interval."""
         value, ends = self.value(row), self.interval(row)
         if value is None:
-            return _DASH
+            return "-"
         text = format(value, self.digits)
         return text if ends is None else f"{text} [{ends[0]:{self.digits}}, {ends[1]:{self.digits}}]"
 
@@ -84,7 +95,7 @@ def _familiar(evaluation: Evaluation) -> Iterator[Column]:
         ("false_alarms", "false alarms", ".3f", None),
     ]
     for name, label, digits, best in named:
-        yield Column(group, label, partial(_own, name), partial(_own_interval, name), digits, best)
+        yield Column(group, label, name, digits, best)
 
 
 def _strange(evaluation: Evaluation) -> Iterator[Column]:
@@ -96,40 +107,13 @@ def _strange(evaluation: Evaluation) -> Iterator[Column]:
             ("flagged", "flagged", None),  # more is better only where false alarms are as many
         ]
         for name, label, best in named:
-            value, ends = partial(_detected, stranger, name), partial(_detected_interval, stranger, name)
-            yield Column(f"{stranger} ({n:,})", label, value, ends, ".3f", best)
+            yield Column(f"{stranger} ({n:,})", label, name, ".3f", best, stranger)
 
 
 def _costs() -> Iterator[Column]:
-    yield Column("cost", "fit s", partial(_own, "fit_seconds"), _none, ".3g", "lower")
-    yield Column("cost", "s per 1,000", partial(_own, "seconds_per_1000"), _none, ".3g", "lower")
-    yield Column("cost", "MiB", _mebibytes, _none, ",.0f", "lower")
-
-
-def _own(name: str, row: EvaluationRow) -> float | None:
-    value: float | None = getattr(row, name)
-    return value
-
-
-def _own_interval(name: str, row: EvaluationRow) -> tuple[float, float] | None:
-    return row.intervals.get(name)
-
-
-def _detected(stranger: str, name: str, row: EvaluationRow) -> float | None:
-    value: float | None = getattr(row.strangers[stranger], name)
-    return value
-
-
-def _detected_interval(stranger: str, name: str, row: EvaluationRow) -> tuple[float, float] | None:
-    return row.strangers[stranger].intervals.get(name)
-
-
-def _mebibytes(row: EvaluationRow) -> float | None:
-    return None if row.peak_memory is None else row.peak_memory / 2**20
-
-
-def _none(row: EvaluationRow) -> None:
-    return None
+    yield Column("cost", "fit s", "fit_seconds", ".3g", "lower")
+    yield Column("cost", "s per 1,000", "seconds_per_1000", ".3g", "lower")
+    yield Column("cost", "MiB", "peak_memory", ",.0f", "lower", unit=2.0**20)
 
 
 # --- text -------------------------------------------------------------------------------------------------------------

@@ -42,20 +42,7 @@ class LowRank(nn.Module):
 
 
 def with_adapters(model: nn.Module, rank: int) -> nn.Module:
-    """Put an adapter around every projection to queries and values, in place.
-
-    Parameters
-    ----------
-    model : nn.Module
-        With linear layers called ``query`` and ``value``.
-    rank : int
-        Of each adapter.
-
-    Raises
-    ------
-    ValueError
-        If the model has no such layer.
-    """
+    """Put an adapter around every linear layer called ``query`` or ``value``, in place; refuse a model without one."""
     found = [
         (parent, name, child)
         for parent in model.modules()

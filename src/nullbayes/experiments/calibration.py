@@ -22,6 +22,7 @@ from typing import Any
 from torch import Tensor
 
 import nullbayes as nb
+from nullbayes.experiments.datasets import there
 from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings
 from nullbayes.experiments.summary import as_asked, brief, mean, times, value
 from nullbayes.experiments.tasks import Data, Task, demo_digits, lenet_images, logits_of, take, thinned
@@ -82,9 +83,8 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _names(settings: Settings) -> tuple[str, ...]:
-    there = tuple(name for name in NAMES if settings.data is not None and (settings.data / name).is_dir())
-    return there or ("digits",)
+def _names(settings: Settings) -> list[str]:
+    return there(settings.data, *NAMES) or ["digits"]
 
 
 def run(settings: Settings, sizes: Sizes | None = None) -> Results:
@@ -153,17 +153,8 @@ def measure(settings: Settings, task: Task, rows: str, sizes: Sizes) -> Results:
 def figures(probs: Tensor, targets: Tensor, logits: Tensor) -> Results:
     """Return what is said of predictions, and what a temperature does that is as confident of correct examples.
 
-    Correct and wrong are the predictions of the network, whatever the posterior makes of them: the examples are then
-    the same for all. A group without examples has None.
-
-    Parameters
-    ----------
-    probs : Tensor (n, C)
-        The predictions.
-    targets : Tensor (n,)
-        The classes.
-    logits : Tensor (n, C)
-        Of the network.
+    Correct and wrong are the predictions of the network, by its logits, whatever the posterior makes of them: the
+    examples are then the same for all. A group without examples has None.
     """
     probs = probs.double()
     right = logits.argmax(1) == targets
@@ -318,7 +309,7 @@ def _table(name: str, runs: Sequence[Results], side: str) -> Table:
             (None, None, None, *printed), strict=True,
         ):  # fmt: skip
             numbers = _get(runs, rows, rule, side, key)
-            cells.append(value(numbers, number) if numbers else None)
+            cells.append(value(numbers, number))
         table.append([label, *cells])
     caption = f"{name}, {'training' if side == 'train' else 'test'} data: mean ± standard deviation over seeds"
     return Table(caption, columns, table)

@@ -79,15 +79,7 @@ QUICK = Sizes(
 
 
 def read_faces(settings: Settings, sizes: Sizes) -> Parts:
-    """Return CelebA without the images of held-out attributes, those images apart, and Food-101.
-
-    Parameters
-    ----------
-    settings : Settings
-        With the folder of the data.
-    sizes : Sizes
-        How many images to take.
-    """
+    """Return CelebA without the images of held-out attributes, those images apart, and Food-101."""
     found = read_celeba(settings.data, sizes.view)
     missing = [name for name in HELD_OUT if name not in found.attributes]
     if missing:

@@ -28,13 +28,7 @@ PAPER_PARAMETERS = 3_858_309
 
 
 def page(results: Results) -> Page:
-    """Return the page of the results of `nullbayes.experiments.celeba.run`.
-
-    Parameters
-    ----------
-    results : dict
-        As ``run`` returned them, or as JSON gives them back.
-    """
+    """Return the page of what `nullbayes.experiments.celeba.run` returned."""
     sections = [_strangers(results), _predictions(results), cost(results), _how(results)]
     return Page("CelebA with three attributes held out", _lead(results), sections)
 

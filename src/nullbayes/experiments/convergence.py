@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 import nullbayes as nb
-from nullbayes.experiments.datasets import read_images
+from nullbayes.experiments.datasets import read_images, there
 from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings
 from nullbayes.experiments.networks import cnn, train
 from nullbayes.experiments.summary import as_asked
@@ -86,14 +86,14 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
 
 def problem(settings: Settings, name: str, sizes: Sizes) -> Task:
     """Return a trained network with its data: Fashion-MNIST, or digits where there is none."""
-    if settings.data is None or not (settings.data / "fashion-mnist").is_dir():
+    if not there(settings.data, "fashion-mnist"):
         return _double(demo_digits(settings, sizes.n, 4 * sizes.epochs, held_out=sizes.test, test=sizes.test))
     if name == "lenet":
         return lenet_images(settings, "fashion-mnist", sizes.n_lenet, held_out=sizes.test, test=sizes.test)
     x, y = _some(settings, "fashion-mnist", "train", sizes.n)
     fit = partial(train, x=x, y=y, epochs=sizes.epochs, batch_size=32)
     model = settings.trained("small", partial(cnn, sizes.width), fit)
-    others = [other for other in ("mnist", "kmnist") if (settings.data / other).is_dir()]
+    others = there(settings.data, "mnist", "kmnist")
     strangers = {other: _some(settings, other, "t10k", sizes.test)[0] for other in others}
     test = _some(settings, "fashion-mnist", "t10k", sizes.test)
     return _double(Task("CNN, fashion-mnist at 8 by 8", model, (x, y), test, strangers=strangers))

@@ -22,6 +22,11 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 WHERE = "say where the data are: --data FOLDER, or NULLBAYES_DATA"
 
 
+def there(folder: Path | None, *names: str) -> list[str]:
+    """Return those of some data sets that a folder holds."""
+    return [name for name in names if folder is not None and (folder / name).is_dir()]
+
+
 def read_idx(path: Path) -> Tensor:
     """Read a gzipped idx file of bytes."""
     if not path.is_file():
@@ -39,11 +44,6 @@ def read_images(folder: Path | None, name: str, split: str) -> tuple[Tensor, Ten
         raise Missing(msg)
     images = read_idx(folder / name / f"{split}-images-idx3-ubyte.gz")
     return images[:, None].float() / 255, read_idx(folder / name / f"{split}-labels-idx1-ubyte.gz").long()
-
-
-def read_cifar(folder: Path | None, split: str = "train") -> tuple[Tensor, Tensor] | None:
-    """Return images of CIFAR-10; see `read_color`."""
-    return read_color(folder, "cifar10", split)
 
 
 def read_color(folder: Path | None, name: str, split: str) -> tuple[Tensor, Tensor] | None:
@@ -69,16 +69,17 @@ def read_uci(folder: Path | None, name: str, split: int) -> tuple[Tensor, ...]:
     if here is None or not all((here / file).is_file() for file in ("data.txt", f"index_train_{split}.txt")):
         msg = f"This needs uci/{name}/data.txt, index_train_{split}.txt and the other indices: {WHERE}."
         raise Missing(msg)
-
-    def indices(name: str) -> Any:
-        return np.loadtxt(here / f"index_{name}.txt", ndmin=1).astype(int)
-
-    table, inputs, target = np.loadtxt(here / "data.txt"), indices("features"), indices("target")
-    known = table[indices(f"train_{split}")]
+    table, inputs, target = np.loadtxt(here / "data.txt"), uci_indices(here, "features"), uci_indices(here, "target")
+    known = table[uci_indices(here, f"train_{split}")]
     mean, spread = known.mean(0), known.std(0)
     scaled = torch.tensor((table - mean) / np.where(spread > 0, spread, 1.0), dtype=torch.float32, device="cpu")
-    sides = (scaled[indices(f"{side}_{split}")] for side in ("train", "test"))
+    sides = (scaled[uci_indices(here, f"{side}_{split}")] for side in ("train", "test"))
     return tuple(side[:, columns] for side in sides for columns in (inputs, target))
+
+
+def uci_indices(folder: Path, part: str) -> Any:
+    """Return the rows or columns of a table that are "features", "target", "train_0", "test_0", ..."""
+    return np.loadtxt(folder / f"index_{part}.txt", ndmin=1).astype(int)
 
 
 def digits() -> tuple[Tensor, Tensor]:

@@ -22,19 +22,7 @@ _TITLES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 
 
 def study(name: str, settings: Settings, sizes: Sizes, angles: tuple[float, ...] = ANGLES) -> Results:
-    """Return all that is measured of LeNet on "mnist" or "fashion-mnist".
-
-    Parameters
-    ----------
-    name : str
-        The folder of the training data.
-    settings : Settings
-        Device, data, seeds and the store of finished steps.
-    sizes : Sizes
-        How large the study is.
-    angles : tuple of float
-        By which test images are turned, in degrees.
-    """
+    """Return all that is measured of LeNet on "mnist" or "fashion-mnist", and on images turned by angles in degrees."""
     task = functools.partial(_task, own=name, sizes=sizes)
     subject = Subject(f"LeNet, {name}", task, _picture, name, (rotations(angles),))
     return run_study(settings, [subject], sizes)

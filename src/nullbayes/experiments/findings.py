@@ -6,13 +6,13 @@ whose methods were not fitted says nothing.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from nullbayes.experiments import paper
 from nullbayes.experiments.frame import Results
-from nullbayes.experiments.gathering import Gathered, spread
+from nullbayes.experiments.gathering import Gathered
+from nullbayes.experiments.summary import brief, mean, spread
 
 NETWORK, PROJECTED, LOSS = "MAP", "ProjectedPosterior", "LossProjectedPosterior"
 POINTS, NATS = 0.002, 0.005  # of accuracy and NLL that a posterior may lose
@@ -63,8 +63,8 @@ def _keeps_the_network(found: Gathered) -> Iterator[Finding]:
     (points, nats), ends = (_differences(*pair) for pair in pairs), (POINTS, NATS)
     yield Finding(
         "The projected posterior matches the network in-distribution (table 1).",
-        f"Its accuracy differs by {100 * _mean(points):+.2f} points and its NLL by {_mean(nats):+.4f} nats.",
-        abs(_mean(points)) <= ends[0] and _mean(nats) <= ends[1],
+        f"Its accuracy differs by {100 * mean(points):+.2f} points and its NLL by {mean(nats):+.4f} nats.",
+        abs(mean(points)) <= ends[0] and mean(nats) <= ends[1],
         f"Accuracy within {100 * POINTS:g} points of the network's, and an NLL at most {NATS:g} nats above.",
     )
 
@@ -77,7 +77,7 @@ def _improves_calibration(found: Gathered) -> Iterator[Finding]:
     gain = _differences(network, own)
     yield Finding(
         "The loss-projected posterior improves calibration in-distribution (table 1, appendix B).",
-        f"Its ECE is {_told(own)}, the network's {_told(network)}.",
+        f"Its ECE is {brief(own)}, the network's {brief(network)}.",
         _better(gain),
         f"Its ECE is below the network's by more than {_MARGIN}.",
     )
@@ -85,16 +85,16 @@ def _improves_calibration(found: Gathered) -> Iterator[Finding]:
 
 def _price_of_loss_rows(found: Gathered) -> Iterator[Finding]:
     """The paper's loss-projected posterior predicts worse than its network."""
-    published = [paper.familiar(found.data, method, "accuracy") for method in (NETWORK, LOSS)]
+    before, after = (paper.familiar(found.data, method, "accuracy") for method in (NETWORK, LOSS))
     own, network = _pair(found.familiar(m, "accuracy") for m in (LOSS, NETWORK))
-    if published[0] is None or published[1] is None or not own:
+    if before is None or after is None or not own:
         return
-    theirs, ours = published[0][0] - published[1][0], -_mean(_differences(own, network))
+    theirs, ours = before - after, -mean(_differences(own, network))
     if theirs <= POINTS:
         return
     yield Finding(
         f"The loss-projected posterior costs {100 * theirs:.1f} points of accuracy (table 1).",
-        f"Accuracy {_told(own)}, the network's {_told(network)}: ours costs {100 * ours + 0.0:.2f} points.",
+        f"Accuracy {brief(own)}, the network's {brief(network)}: ours costs {100 * ours + 0.0:.2f} points.",
         ours >= theirs / 2,
         "Ours costs at least half as much.",
     )
@@ -129,10 +129,9 @@ def _above_the_network(found: Gathered) -> Iterator[Finding]:
     """By the paper's scores, both posteriors tell strangers better than the network."""
     for method in (PROJECTED, LOSS):
         for name in found.strangers:
-            published = [paper.strangers(found.data, m, name) for m in (method, NETWORK)]
-            if published[0] is None or published[1] is None or published[0][0] <= published[1][0]:
-                continue
-            yield from _compared(found, method, NETWORK, name, f"{published[0][0]:g} against {published[1][0]:g}")
+            own, other = (paper.strangers(found.data, m, name) for m in (method, NETWORK))
+            if own is not None and other is not None and own > other:
+                yield from _compared(found, method, NETWORK, name, f"{own:g} against {other:g}")
 
 
 def _above_the_baselines(found: Gathered) -> Iterator[Finding]:
@@ -141,8 +140,8 @@ def _above_the_baselines(found: Gathered) -> Iterator[Finding]:
         own = paper.strangers(found.data, PROJECTED, name)
         for rival in RIVALS:
             other = paper.strangers(found.data, rival, name)
-            if own is not None and other is not None and own[0] > other[0]:
-                yield from _compared(found, PROJECTED, rival, name, f"{own[0]:g} against {other[0]:g}")
+            if own is not None and other is not None and own > other:
+                yield from _compared(found, PROJECTED, rival, name, f"{own:g} against {other:g}")
 
 
 def _compared(found: Gathered, method: str, rival: str, stranger: str, published: str) -> Iterator[Finding]:
@@ -154,8 +153,8 @@ def _compared(found: Gathered, method: str, rival: str, stranger: str, published
     yield Finding(
         f"The {_NAMES[method]} tells {stranger} better than {_article(rival)} by the paper's scores (table 2: "
         f"{published}).",
-        f"Ours by these scores: {_told(own)} against {_told(other)}. The {found.default(method)} score gives "
-        f"{_told(default)}, and its best score is {best}, {_told(found.detection(method, best, stranger))}.",
+        f"Ours by these scores: {brief(own)} against {brief(other)}. The {found.default(method)} score gives "
+        f"{brief(default)}, and its best score is {best}, {brief(found.detection(method, best, stranger))}.",
         _better(_differences(own, other)),
         f"Its AUROC is higher by more than {_MARGIN}.",
     )
@@ -172,11 +171,11 @@ def _by_the_papers_score(found: Gathered, method: str, stranger: str) -> list[fl
 def _keeps_calibration_under_shift(found: Gathered) -> Iterator[Finding]:
     """The loss-projected posterior stays calibrated as inputs shift."""
     for shift in found.subject["shifts"]:
-        own, network = _pair([_mean(c) for c in found.shift(m, shift, "ece")] for m in (LOSS, NETWORK))
+        own, network = _pair([mean(c) for c in found.shift(m, shift, "ece")] for m in (LOSS, NETWORK))
         if own:
             yield Finding(
                 f"Under {shift}, the loss-projected posterior keeps a low, stable calibration error (section 5.2).",
-                f"Its ECE, averaged over all strengths, is {_told(own)}, the network's {_told(network)}.",
+                f"Its ECE, averaged over all strengths, is {brief(own)}, the network's {brief(network)}.",
                 _better(_differences(network, own)),
                 f"Its mean ECE is below the network's by more than {_MARGIN}.",
             )
@@ -185,12 +184,12 @@ def _keeps_calibration_under_shift(found: Gathered) -> Iterator[Finding]:
 def _keeps_accuracy_under_shift(found: Gathered) -> Iterator[Finding]:
     """The projected posterior stays accurate as inputs shift."""
     for shift in found.subject["shifts"]:
-        own, network = _pair([_mean(c) for c in found.shift(m, shift, "accuracy")] for m in (PROJECTED, NETWORK))
+        own, network = _pair([mean(c) for c in found.shift(m, shift, "accuracy")] for m in (PROJECTED, NETWORK))
         if own:
-            lost = -_mean(_differences(own, network))
+            lost = -mean(_differences(own, network))
             yield Finding(
                 f"Under {shift}, the projected posterior retains high accuracy (section 5.2).",
-                f"Averaged over all strengths, its accuracy is {_told(own)}, the network's {_told(network)}.",
+                f"Averaged over all strengths, its accuracy is {brief(own)}, the network's {brief(network)}.",
                 lost <= 0.01,
                 "Its mean accuracy is at most one point below the network's.",
             )
@@ -216,16 +215,7 @@ def _differences(one: Sequence[float], other: Sequence[float]) -> list[float]:
 
 
 def _better(differences: Sequence[float]) -> bool:
-    return _mean(differences) > max(GAIN, spread(differences) or 0.0)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values)
-
-
-def _told(values: Sequence[float]) -> str:
-    around = spread(values)
-    return f"{_mean(values):.3f}" + ("" if around is None else f" ± {around:.3f}")
+    return mean(differences) > max(GAIN, spread(differences) or 0.0)
 
 
 def _article(method: str) -> str:

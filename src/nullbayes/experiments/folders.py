@@ -55,13 +55,7 @@ class View:
     shorter: int
 
     def of(self, path: Path) -> Tensor:
-        """Return an image (3, size, size), normalized with the mean and the spread of ImageNet.
-
-        Parameters
-        ----------
-        path : Path
-            A file that Pillow can read.
-        """
+        """Return an image (3, size, size), normalized with the mean and the spread of ImageNet."""
         image_module = _pillow()
         try:
             with image_module.open(path) as file:
@@ -197,15 +191,7 @@ class CelebA:
 
 
 def read_celeba(data: Path | None, view: View) -> CelebA:
-    """Read the lists of CelebA; images are read when they are asked for.
-
-    Parameters
-    ----------
-    data : Path or None
-        The folder with ``celeba``, in which the files are, or the folders ``Anno``, ``Eval`` and ``Img`` with them.
-    view : View
-        How images become tensors.
-    """
+    """Read the lists of CelebA, which may be in ``Anno`` and ``Eval``; images are read when they are asked for."""
     folder = _folder(data, "celeba")
     listed, parts = (
         _first(folder, "list_attr_celeba.txt", "Anno"),
@@ -236,14 +222,7 @@ def read_food(data: Path | None, view: View) -> Images:
 def read_imagenet(data: Path | None, split: str, view: View) -> Images:
     """Return images of ImageNet, with the numbers of their classes in the order of the names n01440764, ...
 
-    Parameters
-    ----------
-    data : Path or None
-        The folder with ``imagenet``.
-    split : str
-        "train" or "val"; both are folders of classes, and "val" may be a folder of images with the devkit beside it.
-    view : View
-        How images become tensors.
+    "train" and "val" are folders of classes, and "val" may be a folder of images with the devkit beside it.
     """
     home = _folder(data, "imagenet")
     folder = _first(home, split)

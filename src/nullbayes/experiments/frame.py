@@ -74,13 +74,8 @@ class Store:
     def step(self, key: str, work: Callable[[], Results]) -> Results:
         """Return what ``work`` returns, as JSON gives it back, from the file of an earlier run if there is one.
 
-        Parameters
-        ----------
-        key : str
-            The name of the step, such as "seed 0/KNN".
-        work : callable
-            Returns what JSON can hold. A failure that has ``"again": True`` (see `failure`) counts in this run alone:
-            the next one tries the step again.
+        A failure that has ``"again": True`` (see `failure`) counts in this run alone: the next one tries the step
+        again.
         """
         found = self._step(key, work, wait=True)
         assert found is not None
@@ -193,34 +188,17 @@ def _to_try_again(found: object) -> bool:
 
 
 def failure(error: Exception) -> Results:
-    """Return one of the errors `FAILURES` as the results of a step; memory that ran out may be there another time.
-
-    Parameters
-    ----------
-    error : Exception
-        Of which the first line is kept.
-    """
+    """Return the first line of one of `FAILURES` as results; memory that ran out may be there another time."""
     reason = (str(error) or type(error).__name__).splitlines()[0]
     return {"failed": reason, "again": any(isinstance(each, _NO_MEMORY) for each in (error, error.__cause__))}
 
 
 @contextlib.contextmanager
 def alone(lock: Path, *, wait: bool, shared: bool = False) -> Iterator[bool]:
-    """Hold a lock, which a process that dies gives back.
+    """Hold a lock, which a process that dies gives back, and say whether it is held.
 
-    Parameters
-    ----------
-    lock : Path
-        A file for nothing else, which stays: another one in its place would be another lock.
-    wait : bool
-        Wait while another process holds it.
-    shared : bool
-        Hold it beside other processes that share it.
-
-    Yields
-    ------
-    bool
-        Whether it is held; False where another process holds it and this one does not wait.
+    It is not if another process holds it and this one does not ``wait``. A ``shared`` lock is held beside other
+    processes that share it. The file is for nothing else, and stays: another one in its place would be another lock.
     """
     if fcntl is None:
         yield True
@@ -238,15 +216,7 @@ def alone(lock: Path, *, wait: bool, shared: bool = False) -> Iterator[bool]:
 
 
 def write(path: Path, make: Callable[[Path], Any]) -> None:
-    """Write a file beside its place, then put it there in one move.
-
-    Parameters
-    ----------
-    path : Path
-        Its place.
-    make : callable
-        Writes the file that it is given.
-    """
+    """Let ``make`` write a file beside its place, then put it there in one move."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -323,14 +293,7 @@ class Settings:
     def trained(self, key: str, build: Callable[[], nn.Module], train: Callable[[nn.Module], object]) -> nn.Module:
         """Return a trained network on the device, from its stored weights if there are any.
 
-        Parameters
-        ----------
-        key : str
-            A name for the weights, such as "seed 0/network".
-        build : callable
-            Makes the network.
-        train : callable
-            Trains it in place, with the global generator, which is seeded.
+        ``train`` works in place, with the global generator, which is seeded.
         """
 
         def work() -> dict[str, Tensor]:

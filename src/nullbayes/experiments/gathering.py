@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nullbayes.experiments import paper
 from nullbayes.experiments.frame import Results
-from nullbayes.page import Value
+from nullbayes.experiments.summary import mean, spread
 
 Run = Mapping[str, Any]
 
@@ -94,7 +93,7 @@ class Gathered:
 
     def best(self, method: str, stranger: str) -> str:
         """Return the score of a method with the highest mean AUROC against strangers."""
-        return max(self.scores(method), key=lambda score: statistics.fmean(self.detection(method, score, stranger)))
+        return max(self.scores(method), key=lambda score: mean(self.detection(method, score, stranger)))
 
     def shift(self, method: str, shift: str, metric: str) -> list[list[float]]:
         """Return a metric at every strength of a shift, for each seed."""
@@ -108,18 +107,6 @@ class Gathered:
                 if shift in record.get("shift", {}):
                     return [point["strength"] for point in record["shift"][shift]]
         return []
-
-
-def value(found: Sequence[float], published: paper.Figure | None = None) -> Value | None:
-    """Return a figure of a table: mean and standard deviation over the seeds, with the paper's beside."""
-    if not found:
-        return None
-    return Value(statistics.fmean(found), spread(found), None if published is None else published[0])
-
-
-def spread(found: Sequence[float]) -> float | None:
-    """Return the standard deviation over the seeds; None for one seed."""
-    return statistics.stdev(found) if len(found) > 1 else None
 
 
 def summary(found: Gathered) -> Results:
@@ -148,20 +135,12 @@ def summary(found: Gathered) -> Results:
                 )
                 for name in found.strangers
             }
-            for score in _distinct((found.default(method), found.published(method)))
+            for score in dict.fromkeys(filter(None, (found.default(method), found.published(method))))
         }
         for method in found.methods
     }
     return {"familiar": familiar, "strangers": strangers}
 
 
-def _distinct(names: Iterable[str | None]) -> list[str]:
-    return [name for name in dict.fromkeys(names) if name is not None]
-
-
-def _plain(found: Sequence[float], published: paper.Figure | None) -> dict[str, float | None]:
-    return {
-        "mean": statistics.fmean(found),
-        "std": spread(found),
-        "paper": None if published is None else published[0],
-    }
+def _plain(found: Sequence[float], published: float | None) -> dict[str, float | None]:
+    return {"mean": mean(found), "std": spread(found), "paper": published}

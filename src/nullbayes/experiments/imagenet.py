@@ -53,15 +53,7 @@ QUICK = replace(FULL, rows=40, held_out=40, test=30, batch_size=16, parameters=(
 
 
 def published(settings: Settings, sizes: Sizes) -> nn.Module:
-    """Return the network with its published weights.
-
-    Parameters
-    ----------
-    settings : Settings
-        With the folder of the data, in which ``weights`` is.
-    sizes : Sizes
-        With the sizes of the network.
-    """
+    """Return the network with its published weights, which are in ``weights`` of the data folder."""
     model = Swin(image=sizes.pixels, **sizes.network)
     folder = settings.data or Path()
     for name in _WEIGHTS:
@@ -72,15 +64,7 @@ def published(settings: Settings, sizes: Sizes) -> nn.Module:
 
 
 def read_photographs(settings: Settings, sizes: Sizes) -> Parts:
-    """Return training images, validation images in two parts, and strangers.
-
-    Parameters
-    ----------
-    settings : Settings
-        With the folder of the data.
-    sizes : Sizes
-        How many images to take.
-    """
+    """Return training images, validation images in two parts, and strangers."""
     view = sizes.view
     new = read_imagenet(settings.data, "val", view)
     if len(new) <= sizes.held_out:

@@ -36,13 +36,7 @@ _LED = ("accuracy", "NLL", "AUROC against Places365")  # in the lead
 
 
 def page(results: Results) -> Page:
-    """Return the page of the results of `nullbayes.experiments.imagenet.run`.
-
-    Parameters
-    ----------
-    results : dict
-        As ``run`` returned them, or as JSON gives them back.
-    """
+    """Return the page of what `nullbayes.experiments.imagenet.run` returned."""
     sections = [_predictions(results), _strangers(results), cost(results), _how(results)]
     return Page("A Swin transformer on ImageNet", _lead(results), sections)
 

@@ -55,23 +55,10 @@ class Fitted:
 
 
 def fit(settings: Settings, task: Task, sizes: Any, name: str) -> Fitted:
-    """Fit one method to a network; the posteriors are calibrated on held-out data.
+    """Fit one of `fitters` to a network; the posteriors are calibrated on held-out data.
 
-    Parameters
-    ----------
-    settings : Settings
-        Device and seed.
-    task : Task
-        The network and its data.
-    sizes : Sizes
-        Or anything with ``samples``, ``members`` and ``budget``.
-    name : str
-        A key of `fitters`.
-
-    Raises
-    ------
-    nb.errors.NullBayesError
-        If the method cannot be fitted to this network.
+    ``sizes`` is anything with ``samples``, ``members`` and ``budget``. A method that cannot be fitted to this network
+    raises an error of the library.
     """
     assert task.held_out is not None
     with Clock(settings.device) as fitting:

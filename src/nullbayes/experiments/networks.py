@@ -33,6 +33,11 @@ def cnn(width: int, outputs: int = 10) -> nn.Module:
     )  # fmt: skip
 
 
+def mlp(inputs: int) -> nn.Module:
+    """Return a network of one hidden layer with 50 units for a regression."""
+    return nn.Sequential(nn.Linear(inputs, 50), nn.ReLU(), nn.Linear(50, 1))
+
+
 def batchnorm_cnn() -> nn.Module:
     """Return a small convolutional network for 8 by 8 images, with ReLUs and batch normalization."""
     return nn.Sequential(

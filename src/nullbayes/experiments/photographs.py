@@ -112,17 +112,8 @@ def each_method(
 ) -> dict[str, list[Results]]:
     """Do one step per seed and method; return what they gave by the name of the method, a list over the seeds.
 
-    Parameters
-    ----------
-    settings : Settings
-        With the seeds and the store of finished steps.
-    methods : callable
-        Returns for the settings of a seed what is to be done for each method. What the library warns of meanwhile is
-        kept as ``notes``; a method that cannot be fitted says why.
-    only : sequence of str, optional
-        The methods to run; all by default.
-    once : str
-        A method that runs for the first seed alone.
+    ``methods`` returns for the settings of a seed what is to be done for each. What the library warns of meanwhile is
+    kept as ``notes``; a method that cannot be fitted says why. The method ``once`` runs for the first seed alone.
     """
     found: dict[str, list[Results]] = {}
     for own in settings.each_seed():

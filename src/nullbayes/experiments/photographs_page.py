@@ -22,8 +22,7 @@ def fitted(results: Results) -> dict[str, list[Results]]:
 def cell(seeds: Sequence[Any], *keys: str, paper: float | None = None, scale: float = 1.0) -> Value | None:
     """Return mean and spread of a figure, which keys lead to, over the seeds that have one."""
     found = (functools.reduce(lambda part, key: part.get(key), keys, each) for each in seeds)
-    known = [scale * number for number in found if number is not None]
-    return value(known, paper) if known else None
+    return value([scale * number for number in found if number is not None], paper)
 
 
 def cost(results: Results) -> Section:

@@ -56,17 +56,7 @@ QUICK = ResidualSizes(
 
 
 def study(name: str, settings: Settings, sizes: ResidualSizes) -> Results:
-    """Return all that is measured of residual networks on "cifar10" or "svhn".
-
-    Parameters
-    ----------
-    name : str
-        The training data.
-    settings : Settings
-        Device, data, seeds and the store of finished steps.
-    sizes : ResidualSizes
-        How large the study is.
-    """
+    """Return all that is measured of residual networks on "cifar10" or "svhn"."""
     shifts = corruptions(IMAGENET_MEAN, IMAGENET_STD, sizes.strengths)
     common = functools.partial(Subject, show=_picture, data=name, shifts=shifts)
     subjects = [common(f"ResNet, {name}", functools.partial(_trained, name=name, sizes=sizes))]

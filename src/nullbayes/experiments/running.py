@@ -143,15 +143,7 @@ def _run(experiment: Experiment, where: Path, asked: Settings, say: Callable[[st
 
 
 def page(experiment: Experiment, results: dict[str, Any]) -> Page:
-    """Return the page of what ``results.json`` holds, with how it was run.
-
-    Parameters
-    ----------
-    experiment : Experiment
-        Which experiment it was.
-    results : dict
-        As ``results.json`` has them.
-    """
+    """Return the page of what ``results.json`` holds, with how it was run."""
     record, made = results["environment"], experiment.page(results["results"])
     versions = ", ".join(f"{name} {record[name]}" for name in ("nullbayes", "torch", "numpy"))
     facts = {

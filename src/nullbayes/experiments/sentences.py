@@ -50,17 +50,7 @@ QUICK = TextSizes(
 
 
 def study(settings: Settings, sizes: TextSizes, folder: str = "") -> Results:
-    """Return all that is measured of the sentence encoder.
-
-    Parameters
-    ----------
-    settings : Settings
-        Device, data, seeds and the store of finished steps.
-    sizes : TextSizes
-        How large the study is.
-    folder : str
-        Where the weights of MiniLM are; see `nullbayes.experiments.text`.
-    """
+    """Return all that is measured of the sentence encoder; for ``folder`` see `nullbayes.experiments.text`."""
     free = {
         "MiniLM, last layer and head": ((sizes.last, "head.*"), 0, (), None),
         "MiniLM, head": (("head.*",), 0, ("MAP", "LossProjectedPosterior"), None),

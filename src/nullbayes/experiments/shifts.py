@@ -37,15 +37,7 @@ class Shift:
 
 
 def rotated(x: Tensor, degrees: float) -> Tensor:
-    """Return images (n, c, h, w) turned counterclockwise about their center, with zeros where nothing was.
-
-    Parameters
-    ----------
-    x : Tensor
-        Square images.
-    degrees : float
-        By how much; at 0 the images are returned as they are.
-    """
+    """Return square images (n, c, h, w) turned counterclockwise about their center, with zeros where nothing was."""
     if degrees == 0:
         return x
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
@@ -55,17 +47,10 @@ def rotated(x: Tensor, degrees: float) -> Tensor:
 
 
 def fogged(x: Tensor, strength: float) -> Tensor:
-    """Return images between 0 and 1 behind a cloudy haze.
+    """Return images (n, c, h, w) between 0 and 1 behind a cloudy haze; ``strength`` is an index of `FOG`.
 
     Clouds are a sum of smooth noise of several sizes, scaled to [0, 1] for each image; image ``i`` has the same clouds
     at every strength. Image and clouds are added and scaled back to the brightness of the image.
-
-    Parameters
-    ----------
-    x : Tensor
-        Images (n, c, h, w).
-    strength : float
-        0 to 5: an index of `FOG`.
     """
     amount = FOG[int(strength)]
     if amount == 0:
@@ -76,15 +61,7 @@ def fogged(x: Tensor, strength: float) -> Tensor:
 
 
 def blurred(x: Tensor, strength: float) -> Tensor:
-    """Return images convolved with a Gaussian, mirrored at their borders.
-
-    Parameters
-    ----------
-    x : Tensor
-        Images (n, c, h, w).
-    strength : float
-        0 to 5: an index of `BLUR`.
-    """
+    """Return images (n, c, h, w) convolved with a Gaussian, mirrored at borders; ``strength`` is an index of `BLUR`."""
     sigma = BLUR[int(strength)]
     if sigma == 0:
         return x

@@ -68,17 +68,7 @@ def train(model: nn.Module, batches: Batches, epochs: int, loss: Loss) -> nn.Mod
 
 
 def some_steps(batches: Batches, steps: int, loss: Loss) -> Callable[[nn.Module], None]:
-    """Return a function that trains a network so many steps further with SGD, as SWAG collects its iterates.
-
-    Parameters
-    ----------
-    batches : DataLoader
-        Shuffled.
-    steps : int
-        At each call.
-    loss : callable
-        Of outputs and targets.
-    """
+    """Return a function that trains a network so many steps further with SGD, as SWAG collects its iterates."""
     state: dict[str, Any] = {}
 
     def endless() -> Iterator[tuple[Tensor, Tensor]]:
@@ -100,17 +90,7 @@ def some_steps(batches: Batches, steps: int, loss: Loss) -> Callable[[nn.Module]
 
 
 def outputs_of(answer: Callable[[Tensor], tuple[Tensor, ...]], batches: Iterable[Any], device: torch.device) -> Any:
-    """Return what a function of inputs gives for all batches, joined, on the host; and the targets behind it.
-
-    Parameters
-    ----------
-    answer : callable
-        Takes inputs and returns tensors with one row per input.
-    batches : iterable
-        Of inputs and targets.
-    device : torch.device
-        Where the inputs go.
-    """
+    """Return what a function of inputs gives for all batches, joined, on the host; and the targets behind it."""
     parts = [(*(part.cpu() for part in answer(x.to(device))), y) for x, y in batches]
     return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
@@ -129,22 +109,7 @@ def noted(notes: list[str]) -> Iterator[None]:
 
 
 def pass_cost(model: nn.Module, size: int, device: torch.device) -> tuple[float, int]:
-    """Return what one image takes forward and back through a network, measured on a few of them.
-
-    Parameters
-    ----------
-    model : nn.Module
-        It is left as it is.
-    size : int
-        Pixels along the sides of an image.
-    device : torch.device
-        Where the network is.
-
-    Returns
-    -------
-    seconds, bytes : float, int
-        The latter are what the way forward keeps for the way back.
-    """
+    """Return the seconds of an image forward and back through a network, and the bytes kept meanwhile, as measured."""
     clocks, n = [Clock(device) for _ in range(3)], 64 if device.type == "cuda" else min(64, max(4, 2**16 // size**2))
     with seeded(0):
         x = torch.randn(n, 3, size, size).to(device)

@@ -118,17 +118,7 @@ class Subject:
 
 
 def run_study(settings: Settings, subjects: Sequence[Subject], sizes: Sizes) -> Results:
-    """Do every step of every subject and seed, and return all that was measured.
-
-    Parameters
-    ----------
-    settings : Settings
-        Device, data, seeds and the store of finished steps.
-    subjects : sequence of Subject
-        What is studied.
-    sizes : Sizes
-        How large.
-    """
+    """Do every step of every subject and seed, and return all that was measured."""
     if settings.earlier is not None:
         take_over(settings, subjects, sizes)
     while True:
@@ -139,19 +129,10 @@ def run_study(settings: Settings, subjects: Sequence[Subject], sizes: Sizes) -> 
 
 
 def take_over(settings: Settings, subjects: Sequence[Subject], sizes: Sizes) -> None:
-    """Put the steps of the earlier run where this one looks for its own.
+    """Put the steps of the earlier run, which must have the same sizes, where this one looks for its own.
 
     Each record says of which commit it is. Methods that the earlier run has left out, or that ran out of memory there,
     are not taken.
-
-    Parameters
-    ----------
-    settings : Settings
-        With the results of the earlier run, and a store.
-    subjects : sequence of Subject
-        What is studied.
-    sizes : Sizes
-        How large; those of the earlier run must be the same.
     """
     assert settings.earlier is not None
     assert settings.store is not None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from typing import Any
 
 from nullbayes.experiments import paper
 from nullbayes.experiments.findings import findings
 from nullbayes.experiments.frame import Results
-from nullbayes.experiments.gathering import Gathered, spread, value
+from nullbayes.experiments.gathering import Gathered
 from nullbayes.experiments.packing import unpacked_gallery
+from nullbayes.experiments.summary import mean, spread, value
 from nullbayes.page import Column, Curves, Page, Section, Series, Table, evaluation_sections
 
 Cells = list[Any]
@@ -30,15 +30,7 @@ _NOTHING: dict[str, Any] = {"intervals": {}} | dict.fromkeys(
 
 
 def study_page(results: Results, title: str) -> Page:
-    """Return the page of a study.
-
-    Parameters
-    ----------
-    results : dict
-        As `nullbayes.experiments.study.run_study` returns them.
-    title : str
-        Of the page.
-    """
+    """Return the page of what `nullbayes.experiments.study.run_study` returned."""
     subjects = [Gathered(subject) for subject in results["subjects"]]
     sections = [section for found in subjects for section in _sections(found, several=len(subjects) > 1)]
     if results.get("notes"):
@@ -55,13 +47,13 @@ def _lead(found: Gathered) -> str:
             continue
         score = found.default(method)
         aurocs = [
-            f"{name} {statistics.fmean(found.detection(method, score, name)):.3f}{_published(found, method, name)}"
+            f"{name} {mean(found.detection(method, score, name)):.3f}{_published(found, method, name)}"
             for name in found.strangers
         ]
         right, network = found.familiar(method, "accuracy"), found.familiar("MAP", "accuracy")
-        beside = f", the network {statistics.fmean(network):.4f}" if network else ""
+        beside = f", the network {mean(network):.4f}" if network else ""
         parts.append(
-            f"{found.name}, {method}: accuracy {statistics.fmean(right):.4f}{beside}; AUROC of the {score} score: "
+            f"{found.name}, {method}: accuracy {mean(right):.4f}{beside}; AUROC of the {score} score: "
             f"{', '.join(aurocs)}."
         )
     return " ".join(parts)
@@ -69,7 +61,7 @@ def _lead(found: Gathered) -> str:
 
 def _published(found: Gathered, method: str, stranger: str) -> str:
     figure = paper.strangers(found.data, method, stranger)
-    return "" if figure is None else f" (the paper {figure[0]:.3f})"
+    return "" if figure is None else f" (the paper {figure:.3f})"
 
 
 def _sections(found: Gathered, *, several: bool) -> Iterator[Section]:
@@ -158,10 +150,10 @@ def _which_score(found: Gathered) -> Table:
             if figure is None or published is None:
                 continue
             aurocs = {score: found.detection(method, score, name) for score in found.scores(method)}
-            gap = {score: abs(statistics.fmean(values) - figure[0]) for score, values in aurocs.items()}
+            gap = {score: abs(mean(values) - figure) for score, values in aurocs.items()}
             closest, best = min(gap, key=gap.__getitem__), found.best(method, name)
             rows.append([
-                f"{method}, {name}", value([figure[0]]), value(aurocs[published]), closest, value(aurocs[closest]),
+                f"{method}, {name}", value([figure]), value(aurocs[published]), closest, value(aurocs[closest]),
                 value(aurocs[found.default(method)]), best, value(aurocs[best]),
             ])  # fmt: skip
     return Table("Which score gives the paper's figures, and what ours give", columns, rows)
@@ -238,7 +230,7 @@ def _shifts(found: Gathered) -> Iterator[Section]:
             for method in found.methods:
                 if curves := found.shift(method, shift, metric):
                     points = [list(values) for values in zip(*curves, strict=True)]
-                    means = [statistics.fmean(values) for values in points]
+                    means = [mean(values) for values in points]
                     around = [spread(values) or 0.0 for values in points] if len(curves) > 1 else None
                     series.append(Series(method, strengths, means, around))
                     ends.append(f"{method} from {means[0]:.3f} to {means[-1]:.3f}")
@@ -287,7 +279,7 @@ def _beside(found: Gathered) -> dict[str, dict[str, float]]:
     for method in found.methods:
         for name in found.strangers:
             if (figure := paper.strangers(found.data, method, name)) is not None:
-                made.setdefault(f"{method}: {found.published(method)}", {})[f"{name}: AUROC"] = figure[0]
+                made.setdefault(f"{method}: {found.published(method)}", {})[f"{name}: AUROC"] = figure
     return made
 
 

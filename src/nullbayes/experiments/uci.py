@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 import nullbayes as nb
-from nullbayes.experiments.datasets import WHERE
+from nullbayes.experiments.datasets import WHERE, uci_indices
 from nullbayes.experiments.frame import Estimate, Experiment, Missing, Results, Settings
-from nullbayes.experiments.networks import train
+from nullbayes.experiments.networks import mlp, train
 from nullbayes.experiments.summary import as_asked, brief, mean, row
 from nullbayes.experiments.tasks import Task, uci_regression
 from nullbayes.page import Column, Page, Section, Table
@@ -123,18 +123,14 @@ def _split(settings: Settings, name: str, split: int, sizes: Sizes) -> Results:
 
 def _epochs(data: Path | None, name: str, split: int, steps: int) -> int:
     """Return how often a table is gone through in so many steps: small ones need more epochs."""
-    n = len(_rows((data or Path()) / "uci" / name, f"train_{split}"))
+    n = len(uci_indices((data or Path()) / "uci" / name, f"train_{split}"))
     return max(1, steps // -(-n // BATCH))
-
-
-def _rows(here: Path, part: str) -> Any:
-    return np.loadtxt(here / f"index_{part}.txt", ndmin=1).astype(int)
 
 
 def target_unit(data: Path | None, name: str, split: int) -> float:
     """Return the standard deviation of the training targets, which is one unit of what networks predict."""
     here = (data or Path()) / "uci" / name
-    column, rows = (_rows(here, part) for part in ("target", f"train_{split}"))
+    column, rows = (uci_indices(here, part) for part in ("target", f"train_{split}"))
     spread = float(np.loadtxt(here / "data.txt")[rows][:, column[0]].std())
     return spread if spread > 0 else 1.0
 
@@ -179,13 +175,9 @@ def measure_conformal(method: str, settings: Settings, task: Task, key: str, uni
     order = torch.randperm(len(y), generator=settings.generator()).to(y.device)
     held, rest = order[: len(y) // 5], order[len(y) // 5 :]
     x_rest, y_rest = x[rest], y[rest]  # type: ignore[index]
-
-    def build() -> nn.Module:
-        return nn.Sequential(nn.Linear(x_rest.shape[1], 50), nn.ReLU(), nn.Linear(50, 1))
-
     epochs = max(1, sizes.steps // -(-len(y_rest) // BATCH))
     fit = partial(train, x=x_rest, y=y_rest, epochs=epochs, batch_size=BATCH, loss=mse_loss)
-    model = settings.trained(key, build, fit)
+    model = settings.trained(key, partial(mlp, x_rest.shape[1]), fit)
     posterior = _fitted(method, settings, model, x_rest, y_rest, task, sizes)
     with warnings.catch_warnings():  # some of these tables have the same inputs more than once
         warnings.filterwarnings("ignore", r".*held-out inputs are equal to training inputs", nb.errors.NullBayesWarning)

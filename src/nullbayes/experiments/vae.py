@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, pad
 
 import nullbayes as nb
-from nullbayes.experiments.datasets import digits, read_images
+from nullbayes.experiments.datasets import digits, read_images, there
 from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings
 from nullbayes.experiments.summary import as_asked, brief, mean, row
 from nullbayes.page import Column, Gallery, Page, Picture, Section, Table
@@ -74,9 +74,8 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
 # --- data and network -------------------------------------------------------------------------------------------------
 
 
-def _names(settings: Settings) -> tuple[str, ...]:
-    there = tuple(name for name in NAMES if settings.data is not None and (settings.data / name).is_dir())
-    return there or ("digits",)
+def _names(settings: Settings) -> list[str]:
+    return there(settings.data, *NAMES) or ["digits"]
 
 
 def _images(settings: Settings, name: str, sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -213,17 +212,7 @@ def straight(decoder: nn.Module, noise: Tensor, z: Tensor) -> Tensor:  # (S, P),
 
 
 def judge(pixels: Tensor, side: int, truth: Tensor | None) -> Results:
-    """Return the mean standard deviation at edges and in flat regions, and how it goes with the error.
-
-    Parameters
-    ----------
-    pixels : Tensor (S, n, side²)
-        Of each sampled decoder.
-    side : int
-        Of the square images.
-    truth : Tensor (n, side²) or None
-        The images themselves.
-    """
+    """Return the mean standard deviation at edges and in flat regions, and how it goes with the error."""
     middle, std = pixels.mean(0), pixels.std(0)
     slope = sobel(middle.reshape(-1, 1, side, side)).flatten(1)
     edge = (slope > slope.quantile(0.9, dim=1, keepdim=True)).to(std)

@@ -18,6 +18,7 @@ BatchFn = Callable[[Any], tuple[Any, Tensor]]
 _TOKENS = (torch.bool, torch.int16, torch.int32)  # hashed as int64; bytes stay, which images are made of
 _COLUMNS = "; columns "  # in a signature, before the names of the columns of a table
 _NAMED_COLUMNS = 20  # that an error lists
+_MOST_COLUMNS = 1024  # of a table
 TARGETS = ("labels", "label", "targets", "target", "y")
 _WEIGHTS = ("weight", "weights", "sample_weight", "sample_weights")
 _NO_WEIGHTS = (
@@ -66,6 +67,15 @@ def with_leaves(x: Any, tensors: Iterator[Tensor]) -> Any:
     if isinstance(x, (tuple, list)):
         return tuple(with_leaves(part, tensors) for part in x)
     return next(tensors) if isinstance(x, Tensor) and x.ndim else x
+
+
+def table_rows(x: Any) -> Tensor | None:  # (n, p)
+    """Return the numbers of inputs that are rows of a table, beside categories or not; None for other inputs."""
+    numbers = [leaf for leaf in named_leaves(x) if leaf.is_floating_point()]
+    if not numbers or any(leaf.ndim != 2 for leaf in numbers) or any(leaf.ndim > 2 for leaf in leaves(x)):
+        return None
+    joined = torch.cat(numbers, dim=1)
+    return joined if joined.shape[1] <= _MOST_COLUMNS else None
 
 
 def map_leaves(function: Callable[..., Any], x: Any, *others: Any) -> Any:

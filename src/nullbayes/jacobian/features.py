@@ -7,6 +7,7 @@ are the inputs of the last such layer that was called, and where there is none a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,12 +85,8 @@ class FeatureReader:
             tensors = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
             calls.extend(value.detach().clone() for value in tensors if value.is_floating_point())  # not words or masks
 
-        with self.network.lock:
-            handle = self._module.register_forward_pre_hook(keep, with_kwargs=True)
-            try:
-                outputs = self.network.outputs(x)
-            finally:
-                handle.remove()
+        with self.network.lock, self._module.register_forward_pre_hook(keep, with_kwargs=True):
+            outputs = self.network.outputs(x)
         if len(calls) != 1 or len(calls[0]) != len(outputs) or calls[0].ndim < 2:
             shapes = ", ".join(str(tuple(call.shape)) for call in calls) or "no tensor"
             msg = (
@@ -162,15 +159,11 @@ def find_last_layer(network: Network, x: Any) -> tuple[str, bool]:
 
         return keep
 
-    with network.lock:
-        kinds = (nn.Linear, *_CONVOLUTIONS)
-        layers = [(name, part) for name, part in network.module.named_modules() if isinstance(part, kinds)]
-        handles = [part.register_forward_hook(watcher(name), with_kwargs=True) for name, part in layers]
-        try:
-            outputs = network.outputs(few)
-        finally:
-            for handle in handles:
-                handle.remove()
+    with network.lock, ExitStack() as hooks:
+        for name, part in network.module.named_modules():
+            if isinstance(part, (nn.Linear, *_CONVOLUTIONS)):
+                hooks.enter_context(part.register_forward_hook(watcher(name), with_kwargs=True))
+        outputs = network.outputs(few)
     names = [name for name, _, _ in found]
     usable = [  # called once, with an entry per example; layers of users may take and return anything
         (name, given, result)

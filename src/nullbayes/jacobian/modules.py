@@ -216,20 +216,16 @@ def lines_checked(module: nn.Module) -> Iterator[None]:
 
         return look
 
-    handles = [
-        part.register_forward_pre_hook(check(name, part), with_kwargs=True)
-        for name, part in module.named_modules()
-        if isinstance(part, (nn.Embedding, nn.EmbeddingBag))
-    ]
-    try:
-        yield
-    except InputError:
-        raise
-    except Exception:  # it fails by something else, which the caller reports
-        return
-    finally:
-        for handle in handles:
-            handle.remove()
+    with contextlib.ExitStack() as hooks:
+        for name, part in module.named_modules():
+            if isinstance(part, (nn.Embedding, nn.EmbeddingBag)):
+                hooks.enter_context(part.register_forward_pre_hook(check(name, part), with_kwargs=True))
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception:  # it fails by something else, which the caller reports
+            return
 
 
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:

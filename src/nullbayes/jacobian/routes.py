@@ -12,6 +12,7 @@ shares. Parameters that no layer covers are differentiated by one of the other t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import torch
@@ -87,13 +88,10 @@ def watch_layers(
 
         return hook
 
-    with recording():
-        handles = [layer.module.register_forward_hook(watcher(layer.name), with_kwargs=True) for layer in layers]
-        try:
-            values = evaluate()
-        finally:
-            for handle in handles:
-                handle.remove()
+    with recording(), ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(layer.module.register_forward_hook(watcher(layer.name), with_kwargs=True))
+        values = evaluate()
     seen = {
         name: called[0]
         for name, called in calls.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,13 +145,10 @@ def _seen_by_tables(network: Network, x: Any) -> Iterator[tuple[str, Any, Tensor
 
         return keep
 
-    with network.lock:
+    with network.lock, ExitStack() as hooks:
         tables = [(name, part) for name, part in network.module.named_modules() if isinstance(part, _TABLES)]
-        handles = [part.register_forward_pre_hook(watcher(name, part), with_kwargs=True) for name, part in tables]
-        try:
-            if tables:
-                network.outputs(x)
-        finally:
-            for handle in handles:
-                handle.remove()
+        for name, part in tables:
+            hooks.enter_context(part.register_forward_pre_hook(watcher(name, part), with_kwargs=True))
+        if tables:
+            network.outputs(x)
     return iter(found)

@@ -9,6 +9,7 @@ the number of examples: these are computed from the inputs, and the graph holds 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -102,7 +103,7 @@ def _set_free(graph: fx.GraphModule, longer: fx.GraphModule, n: int) -> None:
             raise ModelError(_FIXED.format(f"{where} has the sizes {one} and {other} for {n} and {n + 1} examples"))
         if factor not in multiples:
             with graph.graph.inserting_after(size):
-                multiples[factor] = graph.graph.call_function(_times, (size, factor))
+                multiples[factor] = graph.graph.call_function(operator.mul, (size, factor))
         return multiples[factor]
 
     for node, other in zip(nodes, others, strict=True):
@@ -116,10 +117,6 @@ def _set_free(graph: fx.GraphModule, longer: fx.GraphModule, n: int) -> None:
 
 
 _FIXED = "This network can be exported for a fixed number of examples alone, because {}: pass dynamic_batch=False."
-
-
-def _times(size: int, factor: int) -> int:
-    return size * factor
 
 
 def _constant(graph: fx.GraphModule, node: fx.Node) -> Any:

@@ -37,20 +37,13 @@ class SumPiece(Piece):
     weight: int | None  # first column of the (out, in) weight
     bias: int | None  # first column of the (out,) bias
 
+    holds = ("inputs", "gradients")
     compact = True
 
     @property
     def rows_each(self) -> int:
         """The rows of one example."""
         return self.gradients.shape[1]
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the factors."""
-        return self.inputs, self.gradients
-
-    def of(self, tensors: tuple[Tensor, ...]) -> SumPiece:
-        """Return the same columns with other factors."""
-        return SumPiece(tensors[0], tensors[1], self.weight, self.bias)
 
     def add_mv(self, vectors: Tensor, result: Tensor) -> None:
         """Compute the entries, and multiply with them."""
@@ -130,6 +123,7 @@ class TablePiece(Piece):
     column: int  # the first
     lines: int  # of the table
 
+    holds = ("chosen", "gradients")
     compact = True
 
     @property
@@ -140,14 +134,6 @@ class TablePiece(Piece):
     @property
     def _columns(self) -> slice:
         return slice(self.column, self.column + self.lines * self.gradients.shape[3])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the tokens, and the gradients of their lines."""
-        return self.chosen, self.gradients
-
-    def of(self, tensors: tuple[Tensor, ...]) -> TablePiece:
-        """Return the same columns with other tokens and gradients."""
-        return TablePiece(tensors[0], tensors[1], self.column, self.lines)
 
     def add_mv(self, vectors: Tensor, result: Tensor) -> None:
         """Look up the lines of the tokens in each vector, and multiply with their gradients."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -30,9 +30,11 @@ class Factors(NamedTuple):
     column: int  # the first of q * r
 
 
+@dataclass(frozen=True)
 class Piece(ABC):
     """The rows, restricted to some columns."""
 
+    holds: ClassVar[tuple[str, ...]]  # the fields that are tensors, of which the last may be None
     compact = False  # whether products compute entries from what is held, and need memory for them
 
     @property
@@ -40,13 +42,13 @@ class Piece(ABC):
     def rows_each(self) -> int:
         """Rows per entry of the leading dimension of the tensors; a piece is cut at multiples of it."""
 
-    @abstractmethod
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors that the piece holds."""
+        return tuple(tensor for name in self.holds if (tensor := getattr(self, name)) is not None)
 
-    @abstractmethod
-    def of(self, tensors: tuple[Tensor, ...]) -> Piece:
+    def of(self, tensors: tuple[Tensor, ...]) -> Self:
         """Return a piece of the same kind and columns that holds other tensors."""
+        return replace(self, **dict(zip(self.holds, tensors, strict=False)))
 
     @abstractmethod
     def add_mv(self, vectors: Tensor, result: Tensor) -> None:  # (S, P), (S, m)
@@ -138,6 +140,8 @@ class DensePiece(Piece):
     column: int  # the first
     scale: Tensor | None = None  # (m, 1) float32, powers of two
 
+    holds = ("matrix", "scale")
+
     @property
     def rows_each(self) -> int:
         """One."""
@@ -146,14 +150,6 @@ class DensePiece(Piece):
     @property
     def _columns(self) -> slice:
         return slice(self.column, self.column + self.matrix.shape[1])
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the entries, and their scales if they have any."""
-        return (self.matrix,) if self.scale is None else (self.matrix, self.scale)
-
-    def of(self, tensors: tuple[Tensor, ...]) -> DensePiece:
-        """Return the same columns with other entries."""
-        return DensePiece(tensors[0], self.column, *tensors[1:])
 
     def add_mv(self, vectors: Tensor, result: Tensor) -> None:
         """Multiply with the entries."""
@@ -224,18 +220,12 @@ class OuterPiece(Piece):
     weight: int | None  # first column of the (out, in) weight
     bias: int | None  # first column of the (out,) bias
 
+    holds = ("activations", "gradients")
+
     @property
     def rows_each(self) -> int:
         """The rows of one example."""
         return self.gradients.shape[1]
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return the factors."""
-        return self.activations, self.gradients
-
-    def of(self, tensors: tuple[Tensor, ...]) -> OuterPiece:
-        """Return the same columns with other factors."""
-        return OuterPiece(tensors[0], tensors[1], self.weight, self.bias)
 
     def add_mv(self, vectors: Tensor, result: Tensor) -> None:
         """Push the activations through each sample's layer, then along the gradients."""

@@ -48,7 +48,8 @@ def render_curves(curves: Curves, number: int) -> str:
     """Return curves in one frame, with bands of one standard deviation, as HTML."""
     pieces = [_pieces(series, curves) for series in curves.series]
     points = [point for found in pieces for piece in found for point in piece]
-    x = _axis([point[0] for point in points], curves.log_x)
+    across = [point[0] for point in points]
+    x = log_axis(across) if curves.log_x else linear_axis(across)
     heights = [height for point in points for height in _reach(point, curves.log_y)]
     if curves.y_range is not None:
         heights = list(curves.y_range)
@@ -151,8 +152,7 @@ def _curve(i: int, series: Series, pieces: Sequence[Sequence[Point]], frame: Fra
             lower = [(x, y - (spread or 0.0)) for x, y, spread in reversed(piece)]
             drawn += f'<path class="band {colour}" d="{_path([*upper, *lower], frame)}Z"/>'
         if not series.points_only and len(piece) > 1:
-            dashes = f' stroke-dasharray="{_DASHES[i % len(_DASHES)]}"' if i % len(_DASHES) else ""
-            drawn += f'<path class="line {colour}"{dashes} d="{_path([(x, y) for x, y, _ in piece], frame)}"/>'
+            drawn += f'<path class="line {colour}"{_dashes(i)} d="{_path([(x, y) for x, y, _ in piece], frame)}"/>'
     points = [(x, y) for piece in pieces for x, y, _ in piece]
     if not series.points_only and len(points) > _FEW:
         stride = len(points) // 8
@@ -185,9 +185,12 @@ def _mark(i: int, x: float, y: float) -> str:
     return f"M{x - r:.1f} {y - r:.1f}l{2 * r} {2 * r}M{x + r:.1f} {y - r:.1f}l{-2 * r} {2 * r}"
 
 
+def _dashes(i: int) -> str:
+    return f' stroke-dasharray="{_DASHES[i % len(_DASHES)]}"' if i % len(_DASHES) else ""
+
+
 def _swatch(i: int, series: Series) -> str:
-    dashes = f' stroke-dasharray="{_DASHES[i % len(_DASHES)]}"' if i % len(_DASHES) else ""
-    line = "" if series.points_only else f'<path class="line"{dashes} d="M0 7H30"/>'
+    line = "" if series.points_only else f'<path class="line"{_dashes(i)} d="M0 7H30"/>'
     return f'{line}<path class="mark" d="{_mark(i, 15, 7)}"/>'
 
 
@@ -203,13 +206,11 @@ def _histogram(i: int, bars: Sequence[tuple[float, float, float]], frame: Frame)
     path = f"M{frame.across(bars[0][0]):.1f} {frame.up(0):.1f}"
     for _, right, share in bars:
         path += f"V{frame.up(share):.1f}H{frame.across(right):.1f}"
-    dashes = f' stroke-dasharray="{_DASHES[i % len(_DASHES)]}"' if i % len(_DASHES) else ""
-    return f'<path class="bars c{i % N_COLOURS + 1}"{dashes} d="{path}V{frame.up(0):.1f}"/>'
+    return f'<path class="bars c{i % N_COLOURS + 1}"{_dashes(i)} d="{path}V{frame.up(0):.1f}"/>'
 
 
 def _swatch_of_bars(i: int) -> str:
-    dashes = f' stroke-dasharray="{_DASHES[i % len(_DASHES)]}"' if i % len(_DASHES) else ""
-    return f'<rect class="bars"{dashes} x="1" y="1" width="28" height="12"/>'
+    return f'<rect class="bars"{_dashes(i)} x="1" y="1" width="28" height="12"/>'
 
 
 _SWATCH_OF_GAP = '<rect class="gap c2" x="1" y="2" width="28" height="11"/><path class="line c2" d="M1 2H29"/>'
@@ -221,10 +222,6 @@ def _box(left: float, right: float, a: float, b: float, kind: str) -> str:
 
 
 # --- the frame --------------------------------------------------------------------------------------------------------
-
-
-def _axis(values: Sequence[float], log: bool) -> Axis:
-    return log_axis(values) if log else linear_axis(values)
 
 
 def _within(share: float) -> float:

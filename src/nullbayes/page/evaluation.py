@@ -114,7 +114,8 @@ def evaluation_sections(
         "Predictions", "Detection", "Calibration", "Scores" and "Inputs"; those with nothing to show are left out.
     """
     several = isinstance(evaluation, Sequence)
-    runs = [_summary(one) for one in (evaluation if isinstance(evaluation, Sequence) else [evaluation])]
+    given = evaluation if isinstance(evaluation, Sequence) else [evaluation]
+    runs = [one if isinstance(one, Mapping) else evaluation_summary(one) for one in given]
     if not runs:
         msg = "There is no evaluation to show: pass at least one."
         raise ValueError(msg)
@@ -148,11 +149,6 @@ def evaluation_sections(
 _ON_CALIBRATION = "Of the predictions with a confidence of 0.8, four in five should be right: dots on the diagonal."
 _ON_SCORES = "A higher score is a stranger input. The less the histograms overlap, the better a threshold works."
 _ON_INPUTS = "A p-value is the share of familiar inputs that are at least as strange."
-
-
-def _summary(evaluation: Any) -> Summary:
-    found: Summary = evaluation if isinstance(evaluation, Mapping) else evaluation_summary(evaluation)
-    return found
 
 
 def _shows(block: Block) -> bool:

@@ -53,8 +53,8 @@ def render(page: Page) -> str:
         _facts(page.facts) if page.facts else "",
     ]
     skip = '<a class="skip" href="#content">Skip to the content</a>'
-    body = skip + element("main", "".join(parts), id="content", tabindex=-1)
-    return f"<!doctype html>\n{element('html', _head(page) + _body(body), lang='en')}\n"
+    body = skip + element("main", "".join(parts), id="content", tabindex=-1) + f"<script>{SCRIPT}</script>"
+    return f"<!doctype html>\n{element('html', _head(page) + element('body', body), lang='en')}\n"
 
 
 def _head(page: Page) -> str:
@@ -73,10 +73,6 @@ def _head(page: Page) -> str:
         '<link rel="icon" href="data:,">'
         f"<style>{CSS}</style></head>\n"
     )
-
-
-def _body(content: str) -> str:
-    return f"<body>{content}<script>{SCRIPT}</script></body>"
 
 
 def _contents(titles: Sequence[str], ids: Sequence[str]) -> str:

@@ -22,14 +22,7 @@ def prose(text: str) -> str:
 def element(tag: str, content: str = "", **attributes: object) -> str:
     """Return an element around content that is mark-up already.
 
-    Parameters
-    ----------
-    tag : str
-        Its name.
-    content : str
-        Mark-up within it.
-    **attributes : object
-        Escaped; a trailing underscore is dropped (``class_``), others become hyphens. None leaves an attribute out.
+    Attributes are escaped; a trailing underscore is dropped (``class_``), others become hyphens. None leaves one out.
     """
     names = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items() if value is not None}
     written = "".join(f' {name}="{escaped(value)}"' for name, value in names.items())

@@ -16,17 +16,9 @@ _SMALL = 64  # pixels: up to here a picture is enlarged with its pixels as squar
 
 
 def png(image: Sequence[Any]) -> bytes:
-    """Return an image as a PNG file.
+    """Return an image of bytes, (H, W) grey or (H, W, 3) red, green and blue, as a PNG file.
 
-    Parameters
-    ----------
-    image : nested sequences of int
-        Bytes (H, W), grey, or (H, W, 3), red, green and blue.
-
-    Raises
-    ------
-    ValueError
-        If the rows differ in length, or something is not a whole number from 0 to 255.
+    Rows of different lengths are refused, and what is not a whole number from 0 to 255.
     """
     height, width, channels = _shape(image)
     lines = []

@@ -16,21 +16,9 @@ _HINTS = {"high": ", higher is better", "low": ", lower is better"}
 
 
 def render_table(table: Table, number: int, same_columns: int | None = None) -> str:
-    """Return a table as HTML, with what its columns mean below it.
+    """Return a table as HTML, with what its columns mean below it, unless table ``same_columns`` has said it already.
 
-    Parameters
-    ----------
-    table : Table
-        What to show.
-    number : int
-        Of the table on its page.
-    same_columns : int or None
-        The number of an earlier table that has said already what these columns mean.
-
-    Raises
-    ------
-    ValueError
-        If a row has more or fewer cells than there are columns.
+    A row with more or fewer cells than there are columns is refused.
     """
     columns = _all_columns(table)
     kinds = [_is_text(table.rows, i) for i in range(len(columns))]

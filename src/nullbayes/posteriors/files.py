@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nullbayes import io
-from nullbayes.decisions import calibration, familiar, outdated
+from nullbayes.decisions import calibration, familiar_file, outdated
 from nullbayes.errors import FileError, SettingsError, warn
 from nullbayes.jacobian.batches import BatchFn
 from nullbayes.jacobian.modules import unwrapped
@@ -80,7 +80,7 @@ def _save(self: Any, path: str | os.PathLike[str]) -> None:
         "report": {},
         **self._header(),
     }
-    header["familiar"], remembered = familiar.to_file(self._familiar)
+    header["familiar"], remembered = familiar_file.to_file(self._familiar)
     header["calibration"], ranked = calibration.to_file(self._calibration)
     io.save(path, {"directions": directions, **self._tensors(), **remembered, **ranked}, header)
 
@@ -160,7 +160,7 @@ def from_file(
     if header["precision_rule"]:
         posterior._precision_rule, posterior._precision = header["precision_rule"], float(header["prior_precision"])
     network.input_signature = header["inputs"]
-    posterior._familiar = familiar.from_file(header["familiar"], tensors, network, header["report"].get("n_data"))
+    posterior._familiar = familiar_file.from_file(header["familiar"], tensors, network, header["report"].get("n_data"))
     posterior._calibration = calibration.from_file(header["calibration"], tensors)
     own = {name: tensor for name, tensor in tensors.items() if not name.startswith(("familiar.", "calibration."))}
     posterior._restore(own, header)

@@ -1,0 +1,155 @@
+"""What a fit reads of the training data to remember it, and the probe by which a file knows the network again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from nullbayes.decisions.familiar import Familiar, Probe
+from nullbayes.errors import FileError, ModelError
+from nullbayes.jacobian.batches import join_examples, n_examples, named_leaves, table_rows, take_examples
+from nullbayes.jacobian.checks import SHIFTS, rounded_parameters
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
+from nullbayes.jacobian.network import Network
+from nullbayes.limits import OutOfMemory, is_out_of_memory
+from nullbayes.precision import full_precision
+
+_MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
+_SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
+_PROBED, _NUMBERS, _ANSWERS = 4, 2**16, 2**12  # inputs of a probe; their numbers together; outputs of each
+_OF_SPREAD, _OF_SIZE, _COARSE = 1e-3, 1e-5, 5e-2  # by which outputs may differ on another machine; in half precision
+
+
+def remember(network: Network, examples: Examples) -> Familiar | None:
+    """Read the features of some training examples; None where memory is too small for a few."""
+    for size in _SIZES:
+        found = examples.group.attempt(partial(_remembered, network, examples, size))
+        if not isinstance(found, OutOfMemory):
+            return found
+    return None
+
+
+def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
+    first = examples.read(0, min(FEW, len(examples)))[0]
+    layer, _ = find_last_layer(network, first)
+    try:
+        features, few = _features(FeatureReader(network, layer), first, examples, size)
+    except ModelError:  # a layer that is called in another way for more examples
+        layer = OUTPUTS
+        features, few = _features(FeatureReader(network, layer), first, examples, size)
+    join = examples.group.join
+    features = join(normalize(features))
+    table = () if table_rows(first) is None else tuple(map(join, _table(first, examples, len(features))))
+    probe = examples.group.first(lambda: make_probe(network, join_examples(few) if few else first))
+    return Familiar(layer, features, join(examples.input_sums), table, probe=probe)
+
+
+def _table(first: Any, examples: Examples, n: int) -> list[Tensor]:  # (n, ...) each
+    """Return the tensors of so many examples, evenly spaced over all."""
+    parts = [named_leaves(x) for x, _ in examples.some(_spaced(examples, n))]
+    none = [leaf[:0] for leaf in named_leaves(first)]
+    return [torch.cat(same) for same in zip(none, *parts, strict=True)]
+
+
+def _spaced(examples: Examples, n: int) -> list[int]:
+    """Return the numbers of n examples, evenly spaced over all: those that this process has."""
+    return examples.parts([i * examples.n_all // n for i in range(n)])[examples.group.rank]
+
+
+def _features(reader: FeatureReader, first: Any, examples: Examples, size: int) -> tuple[Tensor, list[Any]]:  # (n, d)
+    """Return the features of as many examples as are remembered, evenly spaced over all, and a few of the inputs."""
+    most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), examples.n_all)
+    numbers, few = _spaced(examples, most), list[Any]()
+    return reader.some(_watched(examples.some(numbers), len(numbers), few), size), few
+
+
+def _watched(batches: Iterable[tuple[Any, Tensor]], n: int, few: list[Any]) -> Iterator[tuple[Any, Tensor]]:
+    """Pass on batches of n examples, and add a few of their inputs to a list: data may be in the order of classes."""
+    start, most = 0, min(_PROBED, n)
+    for x, y in batches:
+        while len(few) < most and (i := len(few) * n // most - start) < len(y):
+            few.append(join_examples([take_examples(x, i, i + 1)]))  # a copy: a slice would keep the whole batch
+        yield x, y
+        start += len(y)
+
+
+def make_probe(network: Network, x: Any) -> Probe | None:
+    """Return a few inputs with their outputs, if they are small and made of tensors with an entry per example."""
+    found = by_place(x)
+    if not found or any(leaf is None or leaf.is_complex() for leaf in found.values()):
+        return None
+    parts = {place: leaf for place, leaf in sorted(found.items()) if leaf is not None}
+    few = min(_PROBED, _NUMBERS // max(1, sum(leaf[:1].numel() for leaf in parts.values())))
+    step = max(1, n_examples(x) // max(1, few))
+    inputs = {place: leaf[::step][:few].cpu().clone() for place, leaf in parts.items()}
+    try:
+        outputs = _answers(network, inputs) if few else None
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        return None  # a network that does not take so few examples
+    return None if outputs is None or not bool(torch.isfinite(outputs).all()) else Probe(inputs, outputs)
+
+
+def check_probe(probe: Probe, network: Network) -> None:
+    """Refuse a network that is another function.
+
+    It may have the same parameters and other activations, other layers without parameters, or another ``output_fn``.
+    """
+    try:
+        found = _answers(network, probe.inputs).double()
+    except Exception as error:
+        msg = f"The model does not take the inputs that the posterior was fitted to: {error}"
+        raise FileError(msg) from error
+    known = probe.outputs.double()
+    coarse = any(torch.equal(known.to(kind).double(), known) for kind in (torch.float16, torch.bfloat16))
+    share = _COARSE if coarse else _OF_SPREAD  # a model may compute in half precision
+    limit = share * float(known.max() - known.min()) + _OF_SIZE * float(known.abs().max())
+    apart = float((found - known).abs().max()) if found.shape == known.shape else math.inf
+    if math.isfinite(apart) and apart > limit:
+        rounded = _answers(network, probe.inputs, rounded_parameters(network.whole)).double()
+        limit += SHIFTS * float((rounded - found).abs().max())  # where large numbers cancel
+    if not (math.isfinite(apart) and apart <= limit):
+        msg = (
+            "The model has the parameters that the posterior was fitted to, and computes something else: build it "
+            "with the same layers and activations, and pass the same output_fn."
+        )
+        raise FileError(msg)
+
+
+def by_place(x: Any, path: tuple[Any, ...] = ()) -> dict[str, Tensor | None]:
+    """Return the tensors of inputs by their places, and None for what is no tensor with an entry per example."""
+    if isinstance(x, Mapping) and x and all(isinstance(name, str) for name in x):
+        entries: Iterable[tuple[Any, Any]] = x.items()
+    elif isinstance(x, (tuple, list)) and x:
+        entries = enumerate(x)
+    else:
+        return {json.dumps(path): x if isinstance(x, Tensor) and x.ndim else None}
+    return {place: leaf for key, part in entries for place, leaf in by_place(part, (*path, key)).items()}
+
+
+def _inputs(parts: Mapping[tuple[Any, ...], Tensor]) -> Any:
+    """Return inputs from their tensors by place."""
+    if () in parts:
+        return parts[()]
+    keys = sorted({path[0] for path in parts})
+    found = {key: _inputs({path[1:]: leaf for path, leaf in parts.items() if path[0] == key}) for key in keys}
+    return tuple(found.values()) if isinstance(keys[0], int) else found
+
+
+@full_precision()
+def _answers(network: Network, inputs: Mapping[str, Tensor], theta: Tensor | None = None) -> Tensor:  # (n, k)
+    """Return some of the outputs of a network for the inputs of a probe, with its own or with other parameters."""
+    x = _inputs({tuple(json.loads(place)): leaf.to(network.device) for place, leaf in inputs.items()})
+    with torch.no_grad():
+        outputs = network.outputs(x) if theta is None else network.whole(theta, x)
+    outputs = outputs.reshape(len(outputs), -1)
+    return outputs[:, :: -(-outputs.shape[1] // _ANSWERS)].cpu()
