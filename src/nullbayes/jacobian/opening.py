@@ -131,7 +131,7 @@ def _first_answers(network: Network, x: Any, y: Tensor) -> Tensor:
         hint = f". Whole numbers may have to be converted: x.to({network.dtype})." if whole else ""
         if isinstance(x, Mapping) and "unexpected keyword" in said[0]:
             hint = by_name(network, x)
-        hint = if_swapped(network, y) or hint
+        hint = if_swapped(network, x, y) or hint
         msg = f"The network failed on the first batch, {described(x)} (n examples): {said[0]}{hint}"
         raise InputError(msg) from error
 
