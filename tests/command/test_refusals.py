@@ -183,6 +183,12 @@ def test_inputs_without_targets_are_refused_in_words_of_the_command(
     assert capsys.readouterr().err == f"nullbayes: {told}\n"
 
 
+def test_names_that_were_typed_are_repeated_as_they_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What messages of the library call in_data is --data; a file of this name is not."""
+    assert main(["plan", *MODEL, "--data", "in_data:train"]) == 2
+    assert "--data: there is no module 'in_data'" in capsys.readouterr().err
+
+
 def test_held_out_inputs_without_targets_cannot_tune(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["fit", *MODEL, "--data", "bad:never", "--held-out", "own:noise", *OUT]
     assert main(words) == 1
