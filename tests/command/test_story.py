@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import torch
 import nullbayes as nb
 from nullbayes.command import fit, main
 from nullbayes.command.frame import Console, Refusal
-from nullbayes.command.report import make_page
+from nullbayes.command.report import _threshold, make_page
+from nullbayes.decisions.conformal import p_values
 from nullbayes.page import Gallery, Histograms, Reliability, Table
 from support.user_folder import example, imported
 
@@ -310,6 +312,15 @@ def test_a_page_has_every_figure_and_every_kind_of_picture(own: Any, posterior: 
     assert page.facts["command"] == "nullbayes report"
     assert f"{evaluation.rows[0].false_alarms:.1%} of familiar inputs" in page.lead
     assert "AUROC of the calibrated score: noise" in page.lead
+
+
+@pytest.mark.parametrize("n", [18, 19, 20, 38, 39, 59, 60])
+def test_the_threshold_of_a_page_is_where_p_values_are_five_per_cent(n: int) -> None:
+    scores = torch.arange(n, dtype=torch.float64)
+    limit = _threshold(SimpleNamespace(calibration=SimpleNamespace(scores=scores)))
+    new = torch.arange(-1.0, n + 1.0, 0.5, dtype=torch.float64)
+    flagged = p_values(scores, new) <= 0.05
+    assert torch.equal(flagged, torch.zeros_like(flagged) if limit is None else new > limit)
 
 
 def test_a_page_compares_with_the_network_as_it_is_and_at_the_temperature(own: Any, posterior: Any) -> None:

@@ -243,6 +243,16 @@ def test_rare_categories_are_no_other_scale() -> None:
         posterior.calibrate(x[400:] / 255.0, y[400:])
 
 
+def test_a_wild_number_in_one_column_is_no_other_scale() -> None:
+    x, y = held()
+    posterior = fitted()
+    x = x.clone()
+    x[::2, 0] *= 1e3
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Held-out inputs are")
+        posterior.calibrate(x, y)
+
+
 @pytest.mark.parametrize("held", [True, False], ids=["held", "streamed"])
 def test_training_data_in_the_order_of_their_classes_are_no_other_scale(held: bool, monkeypatch: Any) -> None:
     """The first of them are all of one class, which is fainter than the others."""
