@@ -198,6 +198,24 @@ def test_intervals_of_a_calibrated_regression_are_those_with_a_guarantee(own: An
     assert not torch.allclose(wanted[0], posterior.predict(curve.x[::2]).interval(0.9)[0], rtol=1e-2)
 
 
+def test_intervals_of_a_regression_that_was_calibrated_without_targets_are_those_of_the_posterior(own: Any) -> None:
+    Path("bare.py").write_text(
+        "import torch\nx = torch.linspace(-1, 1, 240, device='cpu')[:, None]\nmodel = torch.nn.Linear(1, 1)\n"
+        "def data():\n    yield x[::2], 2 * x[::2]\n"
+        "def held_out(): return x[1::2] + 1e-3\n"
+    )
+    words = ["fit", "--model", "bare:model", "--data", "bare:data", "--likelihood", "regression", "-o", "bare"]
+    assert main([*words, "--held-out", "bare:held_out", "--no-tune"]) == 0
+    assert main(["predict", "bare", "--model", "bare:model", "--data", "bare:data", "-o", "bare.csv"]) == 0
+    bare = sys.modules["bare"]
+    posterior = nb.load("bare", bare.model)
+    assert posterior.calibration.errors is None
+    with open("bare.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for name, ends in zip(("lower_0.9", "upper_0.9"), posterior.predict(bare.x[::2]).interval(0.9), strict=True):
+        np.testing.assert_allclose([float(row[name]) for row in rows], ends[:, 0].cpu(), rtol=1e-5)
+
+
 def test_a_regression_has_intervals_and_no_probabilities(own: Any, capsys: pytest.CaptureFixture[str]) -> None:
     Path("line.py").write_text(
         "import torch\nx = torch.linspace(-1, 1, 40, device='cpu')[:, None]\nmodel = torch.nn.Linear(1, 1)\n"
