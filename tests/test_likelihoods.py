@@ -241,7 +241,7 @@ def test_names_and_functions_are_likelihoods() -> None:
     [(nn.CrossEntropyLoss(), "classification"), (nn.CrossEntropyLoss(reduction="none"), "classification"),
      (nn.CrossEntropyLoss, "classification"), (nn.functional.cross_entropy, "classification"),
      (nn.BCEWithLogitsLoss(), '"binary" for one logit, or "multilabel"'), (nn.MSELoss(), "regression"),
-     (nn.functional.mse_loss, "regression"), ("cross_entropy", "classification"), ("MSE", "regression")],
+     (nn.functional.mse_loss, "regression"), ("cross-entropy loss", "classification"), ("MSE", "regression")],
 )  # fmt: skip
 def test_a_loss_of_torch_is_refused_with_the_likelihood_that_is_meant(loss: object, meant: str) -> None:
     with pytest.raises(LikelihoodError, match=f"Pass likelihood=.*{meant}"):
@@ -251,6 +251,7 @@ def test_a_loss_of_torch_is_refused_with_the_likelihood_that_is_meant(loss: obje
 @pytest.mark.parametrize(
     "loss",
     [nn.CrossEntropyLoss(weight=torch.ones(3), reduction="none"), nn.CrossEntropyLoss(label_smoothing=0.1),
+     nn.CrossEntropyLoss(ignore_index=0),
      nn.BCEWithLogitsLoss(pos_weight=torch.ones(1)), nn.SmoothL1Loss(), nn.PoissonNLLLoss()],
     ids=lambda loss: type(loss).__name__,
 )  # fmt: skip

@@ -142,9 +142,9 @@ def test_only_fit_is_run_by_several_processes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["predict", *POSTERIOR, *TEST, "-o", "scores.csv"]) == 2
+    assert main(["predict", *POSTERIOR, *TEST, "-o", "never.csv"]) == 2
     assert "start it without torchrun" in capsys.readouterr().err
-    assert not (folder / "scores.csv").exists()
+    assert not (folder / "never.csv").exists()
 
 
 @pytest.mark.parametrize("case", [*TYPED_WRONG, *FAILED])
@@ -181,6 +181,12 @@ def test_inputs_without_targets_are_refused_in_words_of_the_command(
     assert main([*words, "--data", "own:noise"]) == 1
     told = "--data own:noise is inputs without targets: it should be a pair (x, y), or a dataset or loader of pairs."
     assert capsys.readouterr().err == f"nullbayes: {told}\n"
+
+
+def test_names_that_were_typed_are_repeated_as_they_are(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What messages of the library call in_data is --data; a file of this name is not."""
+    assert main(["plan", *MODEL, "--data", "in_data:train"]) == 2
+    assert "--data: there is no module 'in_data'" in capsys.readouterr().err
 
 
 def test_held_out_inputs_without_targets_cannot_tune(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

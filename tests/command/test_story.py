@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import torch
 import nullbayes as nb
 from nullbayes.command import fit, main
 from nullbayes.command.frame import Console, Refusal
-from nullbayes.command.report import make_page
+from nullbayes.command.report import _threshold, make_page
+from nullbayes.decisions.conformal import p_values
 from nullbayes.page import Gallery, Histograms, Reliability, Table
 from support.user_folder import example, imported
 
@@ -196,6 +198,24 @@ def test_intervals_of_a_calibrated_regression_are_those_with_a_guarantee(own: An
     assert not torch.allclose(wanted[0], posterior.predict(curve.x[::2]).interval(0.9)[0], rtol=1e-2)
 
 
+def test_intervals_of_a_regression_that_was_calibrated_without_targets_are_those_of_the_posterior(own: Any) -> None:
+    Path("bare.py").write_text(
+        "import torch\nx = torch.linspace(-1, 1, 240, device='cpu')[:, None]\nmodel = torch.nn.Linear(1, 1)\n"
+        "def data():\n    yield x[::2], 2 * x[::2]\n"
+        "def held_out(): return x[1::2] + 1e-3\n"
+    )
+    words = ["fit", "--model", "bare:model", "--data", "bare:data", "--likelihood", "regression", "-o", "bare"]
+    assert main([*words, "--held-out", "bare:held_out", "--no-tune"]) == 0
+    assert main(["predict", "bare", "--model", "bare:model", "--data", "bare:data", "-o", "bare.csv"]) == 0
+    bare = sys.modules["bare"]
+    posterior = nb.load("bare", bare.model)
+    assert posterior.calibration.errors is None
+    with open("bare.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for name, ends in zip(("lower_0.9", "upper_0.9"), posterior.predict(bare.x[::2]).interval(0.9), strict=True):
+        np.testing.assert_allclose([float(row[name]) for row in rows], ends[:, 0].cpu(), rtol=1e-5)
+
+
 def test_a_regression_has_intervals_and_no_probabilities(own: Any, capsys: pytest.CaptureFixture[str]) -> None:
     Path("line.py").write_text(
         "import torch\nx = torch.linspace(-1, 1, 40, device='cpu')[:, None]\nmodel = torch.nn.Linear(1, 1)\n"
@@ -310,6 +330,15 @@ def test_a_page_has_every_figure_and_every_kind_of_picture(own: Any, posterior: 
     assert page.facts["command"] == "nullbayes report"
     assert f"{evaluation.rows[0].false_alarms:.1%} of familiar inputs" in page.lead
     assert "AUROC of the calibrated score: noise" in page.lead
+
+
+@pytest.mark.parametrize("n", [18, 19, 20, 38, 39, 59, 60])
+def test_the_threshold_of_a_page_is_where_p_values_are_five_per_cent(n: int) -> None:
+    scores = torch.arange(n, dtype=torch.float64)
+    limit = _threshold(SimpleNamespace(calibration=SimpleNamespace(scores=scores)))
+    new = torch.arange(-1.0, n + 1.0, 0.5, dtype=torch.float64)
+    flagged = p_values(scores, new) <= 0.05
+    assert torch.equal(flagged, torch.zeros_like(flagged) if limit is None else new > limit)
 
 
 def test_a_page_compares_with_the_network_as_it_is_and_at_the_temperature(own: Any, posterior: Any) -> None:

@@ -243,6 +243,16 @@ def test_rare_categories_are_no_other_scale() -> None:
         posterior.calibrate(x[400:] / 255.0, y[400:])
 
 
+def test_a_wild_number_in_one_column_is_no_other_scale() -> None:
+    x, y = held()
+    posterior = fitted()
+    x = x.clone()
+    x[::2, 0] *= 1e3
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Held-out inputs are")
+        posterior.calibrate(x, y)
+
+
 @pytest.mark.parametrize("held", [True, False], ids=["held", "streamed"])
 def test_training_data_in_the_order_of_their_classes_are_no_other_scale(held: bool, monkeypatch: Any) -> None:
     """The first of them are all of one class, which is fainter than the others."""
@@ -257,6 +267,20 @@ def test_training_data_in_the_order_of_their_classes_are_no_other_scale(held: bo
     model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3)).double()
     loader = DataLoader(TensorDataset(x[order], y[order]), batch_size=7)
     posterior = nb.baselines.MAP(model).fit(loader)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Held-out inputs are")
+        posterior.calibrate(x[120:], y[120:])
+    with pytest.warns(nb.errors.NullBayesWarning, match="Held-out inputs are .* Were they scaled and normalized"):
+        posterior.calibrate(x[120:] * 255.0, y[120:])
+
+
+def test_images_of_which_most_are_faint_are_no_other_scale() -> None:
+    """Four of the training images are remembered, here faint ones, and bright ones are among the others."""
+    generator = torch.Generator().manual_seed(6)
+    x = randn(200, 1, 4, 4, generator=generator, dtype=torch.float64)
+    y = (x[:, 0, 0, 0] > 0).long()
+    x[torch.arange(200) % 5 != 1] /= 100.0
+    posterior = nb.baselines.MAP(nn.Sequential(nn.Flatten(), nn.Linear(16, 2)).double()).fit(x[:120], y[:120])
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Held-out inputs are")
         posterior.calibrate(x[120:], y[120:])

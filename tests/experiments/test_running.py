@@ -168,6 +168,18 @@ def test_a_key_of_a_step_may_be_one_of_weights(tmp_path: Path) -> None:
     assert store.step("one", own) == store.step("one", own) == {"by": "this one"}
 
 
+def test_a_step_that_failed_or_is_damaged_here_is_taken_from_elsewhere(tmp_path: Path) -> None:
+    earlier = Store(tmp_path, say=lambda line: None)
+    earlier.step("failed", lambda: {"failed": "out of memory", "again": True})
+    earlier.step("done", lambda: {"by": "this one"})
+    (tmp_path / "steps" / "damaged.json").write_text("{")
+    store = Store(tmp_path, say=lambda line: None)
+    taken = {key: store.put(key, {"by": "another"}, 1.0) for key in ("failed", "damaged", "done", "new")}
+    assert taken == {"failed": True, "damaged": True, "done": False, "new": True}
+    for key, was_taken in taken.items():
+        assert store.done(key) == {"by": "another" if was_taken else "this one"}
+
+
 def test_a_step_whose_file_was_removed_is_done_again(tmp_path: Path) -> None:
     store = Store(tmp_path, say=lambda line: None)
     store.step("one", own)

@@ -92,3 +92,27 @@ def test_inputs_and_targets_that_are_swapped_are_told_so(task: Task, flat: bool)
     with pytest.raises(InputError) as other:
         nb.OutputJacobian(network, [(x[:, :1], y)], task.likelihood)
     assert "in their place" not in str(other.value)
+
+
+def test_inputs_of_as_many_numbers_as_targets_are_not_said_to_be_swapped() -> None:
+    numbers = randn(12, 4, generator=GENERATOR).float()
+    with pytest.raises(InputError, match="Whole numbers may have to be converted"):
+        nb.OutputJacobian(nn.Linear(4, 4), [(numbers.byte(), numbers)], "regression")
+    with pytest.raises(InputError) as other:  # which lack the dimension of the one input
+        nb.OutputJacobian(nn.Linear(1, 1), [(numbers[:, 0], numbers[:, :1])], "regression")
+    assert "in their place" not in str(other.value)
+
+
+def test_labels_to_be_ignored_are_not_tried_as_inputs() -> None:
+    """On a GPU, an index below zero stops the process from computing anything more."""
+    seen: list[int] = []
+
+    class Tokens(nn.Embedding):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(int(x.min()))
+            return super().forward(x)
+
+    x = randn(12, 4, generator=GENERATOR).float().abs()
+    with pytest.raises(InputError):
+        nb.OutputJacobian(Tokens(9, 3), [(x, torch.full((12,), -100))])
+    assert min(seen) >= 0

@@ -266,6 +266,26 @@ def test_a_network_after_a_few_steps_causes_none() -> None:
         nb.OutputJacobian(model, [(x[:600], y[:600])])
 
 
+def test_a_network_that_knows_little_causes_none() -> None:
+    """By its likelihood where it never names the rare label; by its accuracy where it is too sure of itself."""
+    rare = torch.arange(200) % 10 == 0
+    knows = torch.where(rare, 0.13, 0.097).double()
+    assert not found(torch.stack([(1.0 - knows).log(), knows.log()], 1), rare.long())
+    labels = torch.arange(200) % 4
+    guesses = torch.where(torch.arange(200) < 40, labels, torch.ones_like(labels))
+    logits = 9.0 * nn.functional.one_hot(guesses, 4).double()
+    assert nn.functional.cross_entropy(logits, labels) > frequencies(labels)[0]
+    assert not found(logits, labels)
+
+
+def test_a_network_that_knows_hardly_more_than_frequencies_causes_a_warning() -> None:
+    rare = torch.arange(200) % 10 == 0
+    knows = torch.where(rare, 0.102, 0.1).double()
+    logits = torch.stack([(1.0 - knows).log(), knows.log()], 1)
+    assert nn.functional.cross_entropy(logits, rare.long()) < frequencies(rare)[0]
+    assert found(logits, rare.long())
+
+
 def images_of_digits() -> tuple[Tensor, Tensor]:
     digits = pytest.importorskip("sklearn.datasets").load_digits()
     images = torch.tensor(digits.images / 16.0, dtype=torch.float32)[:, None]

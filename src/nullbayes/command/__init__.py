@@ -99,8 +99,11 @@ def _check_alone(command: str) -> None:
 
 def _refused(error: Exception, code: int) -> int:
     """Say in one line what went wrong."""
-    known = isinstance(error, OSError) or type(error).__module__.startswith("nullbayes.")  # whose messages are ours
-    text = typed(first_line(error)) if known else f"{type(error).__name__}: {first_line(error)} (--debug shows where)"
+    text = first_line(error)
+    if isinstance(error, nb.errors.NullBayesError):
+        text = typed(text)
+    elif not (isinstance(error, OSError) or type(error).__module__.startswith("nullbayes.")):  # no message of ours
+        text = f"{type(error).__name__}: {text} (--debug shows where)"
     if isinstance(error, nb.errors.ProcessLostError):  # perhaps the first process, which speaks for all others
         print(f"nullbayes: {text}", file=sys.stderr, flush=True)
     else:

@@ -226,25 +226,37 @@ def _check_scales(familiar: Familiar, x: Any) -> None:
 def _scales(familiar: Familiar, x: Any) -> Iterator[tuple[float, float]]:
     """Iterate over the numbers of inputs: how far off they are on average, and how many times as spread out.
 
-    Both are compared with remembered inputs, in their standard deviations: the median over the columns of a table,
-    or each tensor as a whole. Columns of rare categories are constant in a few rows, so that the spread is the
-    root mean square over the columns where that is nearer to one.
+    Both are compared with remembered inputs, in their standard deviations: column by column for a table, or each
+    tensor as a whole. Without a table only a few inputs are remembered, and images may be dark or bright: others are
+    compared in parts of as many inputs, and the part that differs least counts.
     """
-    pairs: list[tuple[Tensor, Tensor]] = []
     if familiar.rows is not None:
         new = table_rows(x)
-        pairs = [(familiar.rows, new)] if new is not None and new.shape[1] == familiar.rows.shape[1] else []
+        if new is not None and new.shape[1] == familiar.rows.shape[1]:
+            yield _scale(familiar.rows, new)
     elif familiar.probe is not None:
         here = by_place(x)
-        both = ((leaf, here.get(place)) for place, leaf in familiar.probe.inputs.items() if leaf.is_floating_point())
-        pairs = [(known.reshape(-1, 1), new.reshape(-1, 1)) for known, new in both if new is not None]
-    for known, new in ((a.double().cpu(), b.double().cpu()) for a, b in pairs):
-        spread = known.std(0, unbiased=False)
-        varies = spread > 0
-        if bool(varies.any()):
-            away, wider = (new.mean(0) - known.mean(0)).abs() / spread, new.std(0, unbiased=False) / spread
-            spreads = float(wider[varies].median()), float(wider[varies].square().mean().sqrt())
-            yield float(away[varies].median()), min(spreads, key=_off_one)
+        for place, known in familiar.probe.inputs.items():
+            new = here.get(place) if known.is_floating_point() else None
+            if new is not None:
+                parts = (_scale(known.reshape(-1, 1), part.reshape(-1, 1)) for part in new.split(len(known)))
+                yield min(parts, key=lambda found: max(found[0], _off_one(found[1])))
+
+
+def _scale(known: Tensor, new: Tensor) -> tuple[float, float]:  # (n, p), (m, p)
+    """Return how far off new numbers are, and how many times as spread out: the median over the columns.
+
+    Columns of rare categories are constant in a few rows, so that the spread is the root mean square over the columns
+    where that is nearer to one.
+    """
+    known, new = known.double().cpu(), new.double().cpu()
+    spread = known.std(0, unbiased=False)
+    varies = spread > 0
+    if not bool(varies.any()):
+        return 0.0, 1.0
+    away, wider = (new.mean(0) - known.mean(0)).abs() / spread, new.std(0, unbiased=False) / spread
+    spreads = float(wider[varies].median()), float(wider[varies].square().mean().sqrt())
+    return float(away[varies].median()), min(spreads, key=_off_one)
 
 
 def _off_one(ratio: float) -> float:

@@ -99,10 +99,11 @@ class Store:
         return self._finished(key, self._path(key), _read_step)
 
     def put(self, key: str, results: Results, seconds: float) -> bool:
-        """Keep what a step gave elsewhere, and return True; False where the step is there already."""
+        """Keep what a step gave elsewhere, and return True; False where the step is done already."""
         path = self._path(key)
-        if path.is_file():
-            return False
+        with contextlib.suppress(OSError, *_DAMAGED):
+            if not _to_try_again(_read_step(path)[0]):
+                return False
         text = json.dumps({"seconds": seconds, "results": results}, allow_nan=False)
         write(path, lambda part: part.write_text(text, encoding="utf-8"))
         return True

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from nullbayes.errors import LikelihoodError
-from nullbayes.jacobian.batches import TARGETS
+from nullbayes.jacobian.batches import TARGETS, leaves
 from nullbayes.jacobian.network import Network
 from nullbayes.likelihoods import Classification, Likelihood
 
@@ -20,11 +20,18 @@ _LOSSES_AGREE = 0.02  # of their size
 _KEY = "Where the targets have another key than 'labels', write that."
 
 
-def if_swapped(network: Network, targets: Tensor) -> str:
-    """Return a sentence if a network takes the targets where it failed on the inputs; else nothing."""
+def if_swapped(network: Network, x: Any, targets: Tensor) -> str:
+    """Return a sentence if a network takes the targets where it failed on the inputs; else nothing.
+
+    Where inputs are as many numbers as targets, as those of an autoencoder are, they may have another type or shape
+    than the network takes. Negative labels are to be ignored: an embedding on a GPU fails for good on such an index.
+    """
+    whole = not targets.is_floating_point()
+    if any(leaf.numel() == targets.numel() for leaf in leaves(x)) or (whole and bool((targets < 0).any())):
+        return ""
     try:
         with torch.no_grad():
-            found = network.outputs(targets.to(network.dtype) if targets.is_floating_point() else targets)
+            found = network.outputs(targets if whole else targets.to(network.dtype))
     except Exception:  # what the user's network says of inputs that it does not take
         return ""
     if len(found) != len(targets):

@@ -41,10 +41,8 @@ _ENOUGH = 20  # examples to judge by, where values are the only evidence
 # how much worse than the mean, in squared errors, or than frequencies, in likelihood, causes a warning
 _NUMBERS = {"training": 1.0, "held-out": 1.25}
 _LABELS = {"training": (0.99, 0.0), "held-out": (1.5, 0.2)}  # times, and nats per label beyond that
-_GAIN = {
-    "training": 0.1,
-    "held-out": 0.0,
-}  # of what guesses leave to be gained: a network that knows less knows nothing
+# of what guesses leave to be gained: a network that knows less knows nothing
+_GAIN = {"training": 0.1, "held-out": 0.0}
 _ADVICE = {
     "training": "A posterior around it says nothing. Are the trained weights loaded, model.load_state_dict(...)?",
     "held-out": "Are the targets in the order of their inputs?",
@@ -131,7 +129,7 @@ def _first_answers(network: Network, x: Any, y: Tensor) -> Tensor:
         hint = f". Whole numbers may have to be converted: x.to({network.dtype})." if whole else ""
         if isinstance(x, Mapping) and "unexpected keyword" in said[0]:
             hint = by_name(network, x)
-        hint = if_swapped(network, y) or hint
+        hint = if_swapped(network, x, y) or hint
         msg = f"The network failed on the first batch, {described(x)} (n examples): {said[0]}{hint}"
         raise InputError(msg) from error
 
