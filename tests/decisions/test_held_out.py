@@ -187,19 +187,23 @@ def test_a_row_that_occurs_once_on_each_side_does_not_stop_a_small_calibration(p
         posterior.calibrate(x, y)
 
 
-def test_training_data_in_double_precision_are_found_where_the_network_rounds_its_inputs() -> None:
+@pytest.mark.parametrize("then", [torch.float32, torch.float64])
+def test_training_data_in_another_precision_are_found_where_the_network_rounds_its_inputs(then: torch.dtype) -> None:
     class Rounding(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.float())
 
-    x = randn(60, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float32)
+    now = torch.float64 if then == torch.float32 else torch.float32
+    x = randn(60, 4, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     y = (x[:, 0] > 0).long()
     model = Rounding(4, 2, dtype=torch.float32)
-    posterior = nb.baselines.MAP(model).fit(x, y)
+    posterior = nb.baselines.MAP(model).fit(x.to(then), y)
     with pytest.raises(DataError, match="60 of the 60 held-out inputs are training data"):
-        posterior.calibrate(x.double(), y)
+        posterior.calibrate(x.to(now), y)
+    with pytest.raises(DataError, match="60 of the 60 held-out inputs are training data"):
+        posterior.calibrate(x.to(now).numpy(), y)
     with pytest.warns(nb.errors.NullBayesWarning, match="60 of the 60 inputs are training data"):
-        nb.evaluate([posterior], (x.double(), y))
+        nb.evaluate([posterior], (x.to(now), y))
 
 
 def test_targets_in_other_units_cause_a_warning() -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from nullbayes.decisions.familiar import Familiar, repeated_share
 from nullbayes.decisions.posterior import Posterior, need_familiar
 from nullbayes.errors import DataError, warn
-from nullbayes.jacobian.batches import input_checksums, leaves, map_leaves
+from nullbayes.jacobian.batches import input_checksums
 
 _CHANCE = 0.05  # of the inputs may be training inputs without a warning
 _TIMES = 4.0  # as many pairs of equal inputs as expected are no chance
@@ -31,21 +31,12 @@ def watched(
         yield x, y
         total += len(y)
         if familiar is not None:
-            found = sums_of(familiar, x, len(y))
+            found = input_checksums(x, len(y))
             seen += int(familiar.seen_in(found).sum())
             if sums is not None:
                 sums.append(found)
     if familiar is not None and seen > max(_CHANCE, 2.0 * familiar.repeated) * total:
         warn(f"{seen:,} of the {total:,} inputs are training data: {purpose}. Pass data that were not trained on.")
-
-
-def sums_of(familiar: Familiar | None, x: Any, n: int) -> Tensor:  # (n,)
-    """Return the checksum of each input: that of the training input that it is in single precision, if it is one."""
-    sums = input_checksums(x, n)
-    if familiar is None or all(leaf.dtype != torch.float64 for leaf in leaves(x)):
-        return sums
-    rounded = input_checksums(map_leaves(lambda leaf: leaf.float() if leaf.dtype == torch.float64 else leaf, x), n)
-    return torch.where(familiar.seen_in(rounded), rounded, sums)
 
 
 def warn_of_tuned(familiar: Familiar | None, sums: Tensor) -> None:  # (n,)

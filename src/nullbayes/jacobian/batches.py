@@ -39,12 +39,16 @@ def leaves(x: Any) -> Iterator[Tensor]:
 
 
 def input_checksums(x: Any, n: int, *more: Tensor) -> Tensor:  # (n,) int64
-    """Return the checksum of each of ``n`` inputs, whatever the order of a mapping and the width of tokens.
+    """Return the checksum of each of ``n`` inputs, whatever the order of a mapping and the precision of its tensors.
 
+    Numbers count in single precision, so that the same data are found again after they were stored in another one.
     ``more`` are tensors that count beside them, such as targets.
     """
-    inputs = [leaf.long() if leaf.dtype in _TOKENS else leaf for leaf in leaves(_sorted(x))]
-    return checksums([*inputs, *more], n)
+    return checksums([*map(_in_one_precision, leaves(_sorted(x))), *more], n)
+
+
+def _in_one_precision(leaf: Tensor) -> Tensor:
+    return leaf.float() if leaf.is_floating_point() else leaf.long() if leaf.dtype in _TOKENS else leaf
 
 
 def _sorted(x: Any) -> Any:
