@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -18,12 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from nullbayes.decisions.classes import ClassDistances, class_distances
 from nullbayes.errors import DataError, FileError, ModelError, SettingsError
 from nullbayes.jacobian.batches import join_examples, leaves, n_examples, named_leaves, take_examples, with_leaves
 from nullbayes.jacobian.checks import SHIFTS, rounded_parameters
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
+from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, Seen, find_last_layer, predicted_classes
 from nullbayes.jacobian.network import Network
+from nullbayes.likelihoods import Likelihood
 from nullbayes.limits import OutOfMemory, is_out_of_memory
 from nullbayes.linalg.spectral import eigh
 from nullbayes.precision import full_precision
@@ -96,6 +98,8 @@ class Familiar:
         The checksums of the inputs that have chosen precision or temperature since, on the CPU.
     probe : Probe or None
         A few inputs with their outputs; None if they are large, or hold other things than tensors.
+    classes : Tensor (n,) or None
+        The classes that the network predicts for these examples, where each has one.
     """
 
     layer: str
@@ -104,6 +108,13 @@ class Familiar:
     table: tuple[Tensor, ...] = ()
     tuned: Tensor | None = None
     probe: Probe | None = None
+    classes: Tensor | None = None
+
+    @cached_property
+    def to_classes(self) -> ClassDistances | None:
+        """How far features are from the classes; None where there are not two of them."""
+        several = self.classes is not None and len(self.classes.unique()) > 1
+        return class_distances(self.features, self.classes) if several else None  # type: ignore[arg-type]
 
     @cached_property
     def rows(self) -> Tensor | None:  # (n, p)
@@ -208,28 +219,29 @@ def _off_one(ratio: float) -> float:
     return max(ratio, 1.0 / ratio) if ratio > 0.0 else math.inf
 
 
-def remember(network: Network, examples: Examples) -> Familiar | None:
+def remember(network: Network, examples: Examples, likelihood: Likelihood | None = None) -> Familiar | None:
     """Read the features of some training examples; None where memory is too small for a few."""
     for size in _SIZES:
-        found = examples.group.attempt(partial(_remembered, network, examples, size))
+        found = examples.group.attempt(partial(_remembered, network, examples, likelihood, size))
         if not isinstance(found, OutOfMemory):
             return found
     return None
 
 
-def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
+def _remembered(network: Network, examples: Examples, likelihood: Likelihood | None, size: int) -> Familiar:
     first = examples.read(0, min(FEW, len(examples)))[0]
-    layer, _ = find_last_layer(network, first)
+    layer, about = find_last_layer(network, first)[0], partial(predicted_classes, likelihood)
     try:
-        features, few = _features(FeatureReader(network, layer), first, examples, size)
+        seen, few = _features(FeatureReader(network, layer), first, examples, size, about)
     except ModelError:  # a layer that is called in another way for more examples
         layer = OUTPUTS
-        features, few = _features(FeatureReader(network, layer), first, examples, size)
+        seen, few = _features(FeatureReader(network, layer), first, examples, size, about)
     join = examples.group.join
-    features = join(normalize(features))
+    features = join(normalize(seen.features))
+    classes = join(seen.outputs) if seen.outputs.ndim == 1 else None
     table = () if rows_of(first) is None else tuple(map(join, _table(first, examples, len(features))))
     probe = examples.group.first(lambda: make_probe(network, join_examples(few) if few else first))
-    return Familiar(layer, features, join(examples.input_sums), table, probe=probe)
+    return Familiar(layer, features, join(examples.input_sums), table, probe=probe, classes=classes)
 
 
 def repeated_share(sums: Tensor) -> float:  # (n,)
@@ -259,11 +271,13 @@ def _spaced(examples: Examples, n: int) -> list[int]:
     return examples.parts([i * examples.n_all // n for i in range(n)])[examples.group.rank]
 
 
-def _features(reader: FeatureReader, first: Any, examples: Examples, size: int) -> tuple[Tensor, list[Any]]:  # (n, d)
-    """Return the features of as many examples as are remembered, evenly spaced over all, and a few of the inputs."""
+def _features(
+    reader: FeatureReader, first: Any, examples: Examples, size: int, about: Callable[[Tensor], Tensor]
+) -> tuple[Seen, list[Any]]:
+    """Return features and classes of as many examples as are remembered, evenly spaced, and a few of the inputs."""
     most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), examples.n_all)
     numbers, few = _spaced(examples, most), list[Any]()
-    return reader.some(_watched(examples.some(numbers), len(numbers), few), size), few
+    return reader.some(_watched(examples.some(numbers), len(numbers), few), size, about), few
 
 
 def _watched(batches: Iterable[tuple[Any, Tensor]], n: int, few: list[Any]) -> Iterator[tuple[Any, Tensor]]:
@@ -337,6 +351,7 @@ def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
     count = torch.tensor(len(familiar.table), dtype=torch.int64, device="cpu")
     found = {"features": familiar.features, "sums": familiar.sums, _COUNT: count}
     found |= {} if familiar.tuned is None else {"tuned": familiar.tuned}
+    found |= {} if familiar.classes is None else {"classes": familiar.classes}
     if familiar.probe is not None:
         found |= {_OUTPUTS: familiar.probe.outputs}
         found |= {f"{_PROBE}{place}": leaf for place, leaf in familiar.probe.inputs.items()}
@@ -350,8 +365,8 @@ def from_file(
     """Return what a file holds, if it is that of so many training examples."""
     if layer is None:
         return None
-    parts = ("features", "sums", "tuned", _COUNT)
-    features, sums, tuned, count = (tensors.get(f"familiar.{name}") for name in parts)
+    parts = ("features", "sums", "tuned", "classes", _COUNT)
+    features, sums, tuned, classes, count = (tensors.get(f"familiar.{name}") for name in parts)
     names = [name for name in tensors if name.startswith(f"familiar.{_TABLE}")]
     table = [tensors.get(f"familiar.{_TABLE}{i}") for i in range(len(names))]
     start, outputs = f"familiar.{_PROBE}", tensors.get(f"familiar.{_OUTPUTS}")
@@ -362,6 +377,7 @@ def from_file(
         or sums is None or sums.ndim != 1 or len(sums) != (n_data or len(sums)) or sums.dtype != torch.int64
         or count is None or count.numel() != 1 or int(count) != len(table)
         or (tuned is not None and (tuned.ndim != 1 or tuned.dtype != torch.int64))
+        or (classes is not None and (classes.shape != features.shape[:1] or classes.dtype != torch.int64))
         or any(part is None or not 1 <= part.ndim <= 2 or len(part) != len(features) for part in table)
         or (table and rows_of(table) is None)
         or (outputs is None) is not (not inputs)
@@ -379,4 +395,5 @@ def from_file(
     probe = None if outputs is None else Probe(inputs, outputs)
     if probe is not None:
         probe.check(network)
-    return Familiar(layer, features.to(network.device), sums, here, tuned, probe)
+    classes = None if classes is None else classes.to(network.device)
+    return Familiar(layer, features.to(network.device), sums, here, tuned, probe, classes)
