@@ -28,37 +28,42 @@ class ClassDistances:
     ----------
     centre : Tensor (d,)
         The mean of all features.
-    together : Tensor (d, r)
-        A root of the inverse of the covariance around it.
-    apart : Tensor (d, r)
-        The same for the covariance around the class means.
+    directions : Tensor (d, r)
+        Orthonormal, and uncorrelated on the features; all that follows is in their coordinates.
+    spread : Tensor (r,)
+        The standard deviation of features along each.
+    apart : Tensor (r, r)
+        A root of the inverse of the covariance around the class means.
     means : Tensor (k, r)
-        The class means, less the centre and times ``apart``.
+        The class means times ``apart``.
     """
 
     centre: Tensor
-    together: Tensor
+    directions: Tensor
+    spread: Tensor
     apart: Tensor
     means: Tensor
 
     def __call__(self, features: Tensor) -> Tensor:  # (n, d) -> (n,) float64
         """Return the squared distance to the nearest class less that to all; higher is stranger."""
-        away = features.double() - self.centre
-        nearest = torch.cdist(away @ self.apart, self.means).square().amin(1)
-        return nearest - (away @ self.together).square().sum(1)
+        inside = (features.double() - self.centre) @ self.directions
+        nearest = torch.cdist(inside @ self.apart, self.means).square().amin(1)
+        return nearest - (inside / self.spread).square().sum(1)
 
 
 def class_distances(features: Tensor, classes: Tensor) -> ClassDistances:  # (n, d), (n,)
     """Learn from the features of examples and their classes."""
     known = features.double()
     centre = known.mean(0)
-    centred = known - centre
-    directions = _directions(centred)
-    inside = centred @ directions  # (n, r)
+    directions = _directions(known - centre)
+    inside = (known - centre) @ directions  # (n, r)
     _, index, counts = classes.unique(return_inverse=True, return_counts=True)
     means = inside.new_zeros(len(counts), inside.shape[1]).index_add_(0, index, inside) / counts[:, None]
-    apart = _root(inside - means[index])
-    return ClassDistances(centre, directions @ _root(inside), directions @ apart, means @ apart)
+    around = inside - means[index]
+    variances, covariance = inside.square().mean(0), around.T @ around / len(around)
+    covariance.diagonal().add_(_floor(covariance.diagonal()))
+    apart = torch.linalg.inv(torch.linalg.cholesky(covariance)).T
+    return ClassDistances(centre, directions, (variances + _floor(variances)).sqrt(), apart, means @ apart)
 
 
 def _directions(centred: Tensor) -> Tensor:  # (n, d) -> (d, r)
@@ -71,11 +76,6 @@ def _directions(centred: Tensor) -> Tensor:  # (n, d) -> (d, r)
     return some.T @ (vectors[:, kept] / values[kept].sqrt()) if few else vectors[:, kept]
 
 
-def _root(differences: Tensor) -> Tensor:  # (n, r) -> (r, r)
-    """Return a root of the inverse of the covariance of some differences."""
-    if not differences.shape[1]:
-        return differences.new_zeros(0, 0)
-    values, vectors = eigh(differences.T @ differences / len(differences))
-    added = _FLOOR * values.clamp_min(0.0).mean() + _ROUNDING**2
-    root: Tensor = vectors / (values.clamp_min(0.0) + added).sqrt()
-    return root
+def _floor(variances: Tensor) -> Tensor:  # (r,) -> ()
+    """Return what is added to each variance."""
+    return _FLOOR * variances.sum() / max(1, len(variances)) + _ROUNDING**2
