@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from nullbayes.decisions.classes import ClassDistances, class_distances
 from nullbayes.errors import DataError
 from nullbayes.jacobian.batches import table_rows, with_leaves
 from nullbayes.linalg.spectral import eigh
@@ -60,6 +61,8 @@ class Familiar:
         The checksums of the inputs that have chosen precision or temperature since, on the CPU.
     probe : Probe or None
         A few inputs with their outputs; None if they are large, or hold other things than tensors.
+    classes : Tensor (n,) or None
+        The classes that the network predicts for these examples, where each has one.
     """
 
     layer: str
@@ -68,6 +71,13 @@ class Familiar:
     table: tuple[Tensor, ...] = ()
     tuned: Tensor | None = None
     probe: Probe | None = None
+    classes: Tensor | None = None
+
+    @cached_property
+    def to_classes(self) -> ClassDistances | None:
+        """How far features are from the classes; None where there are not two of them."""
+        several = self.classes is not None and len(self.classes.unique()) > 1
+        return class_distances(self.features, self.classes) if several else None  # type: ignore[arg-type]
 
     @cached_property
     def rows(self) -> Tensor | None:  # (n, p)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,8 +17,9 @@ from nullbayes.errors import FileError, ModelError
 from nullbayes.jacobian.batches import join_examples, n_examples, named_leaves, table_rows, take_examples
 from nullbayes.jacobian.checks import SHIFTS, rounded_parameters
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
+from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, Seen, find_last_layer, predicted_classes
 from nullbayes.jacobian.network import Network
+from nullbayes.likelihoods import Likelihood
 from nullbayes.limits import OutOfMemory, is_out_of_memory
 from nullbayes.precision import full_precision
 
@@ -28,28 +29,29 @@ _PROBED, _NUMBERS, _ANSWERS = 4, 2**16, 2**12  # inputs of a probe; their number
 _OF_SPREAD, _OF_SIZE, _COARSE = 1e-3, 1e-5, 5e-2  # by which outputs may differ on another machine; in half precision
 
 
-def remember(network: Network, examples: Examples) -> Familiar | None:
+def remember(network: Network, examples: Examples, likelihood: Likelihood | None = None) -> Familiar | None:
     """Read the features of some training examples; None where memory is too small for a few."""
     for size in _SIZES:
-        found = examples.group.attempt(partial(_remembered, network, examples, size))
+        found = examples.group.attempt(partial(_remembered, network, examples, likelihood, size))
         if not isinstance(found, OutOfMemory):
             return found
     return None
 
 
-def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
+def _remembered(network: Network, examples: Examples, likelihood: Likelihood | None, size: int) -> Familiar:
     first = examples.read(0, min(FEW, len(examples)))[0]
-    layer, _ = find_last_layer(network, first)
+    layer, about = find_last_layer(network, first)[0], partial(predicted_classes, likelihood)
     try:
-        features, few = _features(FeatureReader(network, layer), first, examples, size)
+        seen, few = _features(FeatureReader(network, layer), first, examples, size, about)
     except ModelError:  # a layer that is called in another way for more examples
         layer = OUTPUTS
-        features, few = _features(FeatureReader(network, layer), first, examples, size)
+        seen, few = _features(FeatureReader(network, layer), first, examples, size, about)
     join = examples.group.join
-    features = join(normalize(features))
+    features = join(normalize(seen.features))
+    classes = join(seen.outputs) if seen.outputs.ndim == 1 else None
     table = () if table_rows(first) is None else tuple(map(join, _table(first, examples, len(features))))
     probe = examples.group.first(lambda: make_probe(network, join_examples(few) if few else first))
-    return Familiar(layer, features, join(examples.input_sums), table, probe=probe)
+    return Familiar(layer, features, join(examples.input_sums), table, probe=probe, classes=classes)
 
 
 def _table(first: Any, examples: Examples, n: int) -> list[Tensor]:  # (n, ...) each
@@ -64,11 +66,13 @@ def _spaced(examples: Examples, n: int) -> list[int]:
     return examples.parts([i * examples.n_all // n for i in range(n)])[examples.group.rank]
 
 
-def _features(reader: FeatureReader, first: Any, examples: Examples, size: int) -> tuple[Tensor, list[Any]]:  # (n, d)
-    """Return the features of as many examples as are remembered, evenly spaced over all, and a few of the inputs."""
+def _features(
+    reader: FeatureReader, first: Any, examples: Examples, size: int, about: Callable[[Tensor], Tensor]
+) -> tuple[Seen, list[Any]]:
+    """Return features and classes of as many examples as are remembered, evenly spaced, and a few of the inputs."""
     most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), examples.n_all)
     numbers, few = _spaced(examples, most), list[Any]()
-    return reader.some(_watched(examples.some(numbers), len(numbers), few), size), few
+    return reader.some(_watched(examples.some(numbers), len(numbers), few), size, about), few
 
 
 def _watched(batches: Iterable[tuple[Any, Tensor]], n: int, few: list[Any]) -> Iterator[tuple[Any, Tensor]]:
