@@ -165,6 +165,8 @@ def test_a_very_low_statistic_does_not_make_up_for_one_beyond_all_that_is_famili
     found = Weights((0.5, 0.5), mean=(0.0, 0.0), scale=(1.0, 1.0), bound=(4.0, 4.0))
     usual, absurd = torch.tensor([[[1.0, 2.0]], [[-1e5, 20.0]]], dtype=torch.float64)
     assert found(absurd) > found(usual)
+    barely = torch.tensor([[-1e5, 6.0]], dtype=torch.float64)
+    assert float(found(barely)) == pytest.approx(2.0)
 
 
 def test_images_of_another_scale_are_flagged_though_the_network_is_certain_of_them() -> None:

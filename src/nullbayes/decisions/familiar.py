@@ -106,9 +106,11 @@ class Familiar:
     def distances(self, features: Tensor) -> Tensor:  # (n, d) -> (n, k)
         """Return the logarithm of the distance to the 1st, 10th and 50th nearest remembered example.
 
-        Features are scaled to length one before (Sun et al. 2022).
+        Features are scaled to length one before (Sun et al. 2022). Where classes are small, neighbours are at most half
+        as many as examples of a class: others would be of other classes, and as far from familiar inputs.
         """
-        ranks = [min(k, len(self.features)) for k in NEIGHBOURS]
+        classes = 1 if self.classes is None else len(self.classes.unique())
+        ranks = [min(k, max(1, len(self.features) // (2 * classes))) for k in NEIGHBOURS]
         found = []
         for some in normalize(features.to(self.features)).split(_AT_ONCE):
             near = (some @ self.features.T).topk(max(ranks)).values

@@ -24,7 +24,8 @@ class Weights:
     """A weighted sum of standardized statistics: ``z @ weights`` with ``z = (statistics - mean) / scale``.
 
     A statistic far beyond all that was seen of familiar inputs counts whatever its weight: what exceeds its bound is
-    added. Otherwise an absurd input could pass, because a statistic that tells it was of no use among the strangers.
+    added to the sum, or to that of average familiar inputs where the sum is lower. Otherwise an absurd input could
+    pass, because a statistic that tells it was of no use among the strangers, or because the network is certain of it.
 
     With weights ``low``, a statistic that is unusually low counts as well, and a low one does not make up for others
     that are high: a row of a table with means in place of all missing numbers is nearer to the data than data are. What
@@ -44,7 +45,8 @@ class Weights:
         mean, scale, weights, bound = (statistics.new_tensor(part) for part in parts)
         z, broken = ((statistics - mean) / scale).nan_to_num(), ~torch.isfinite(statistics).all(1)
         sides = torch.cat([weights, statistics.new_tensor(self.low)])
-        total = _sides(z, self.usual) @ sides + (z - bound).clamp_min(0.0).sum(1)
+        total, beyond = _sides(z, self.usual) @ sides, (z - bound).clamp_min(0.0).sum(1)
+        total = torch.where(beyond > 0.0, total.clamp_min(0.0) + beyond, total)
         return total.masked_fill(broken, _LARGEST)
 
 
