@@ -23,9 +23,9 @@ def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
     if familiar is None:
         return None, {}
     count = torch.tensor(len(familiar.table), dtype=torch.int64, device="cpu")
-    found = {"features": familiar.features, "sums": familiar.sums, _COUNT: count}
+    classes = familiar.sums[:0] if familiar.classes is None else familiar.classes
+    found = {"features": familiar.features, "sums": familiar.sums, "classes": classes, _COUNT: count}
     found |= {} if familiar.tuned is None else {"tuned": familiar.tuned}
-    found |= {} if familiar.classes is None else {"classes": familiar.classes}
     if familiar.probe is not None:
         found |= {_OUTPUTS: familiar.probe.outputs}
         found |= {f"{_PROBE}{place}": leaf for place, leaf in familiar.probe.inputs.items()}
@@ -51,7 +51,7 @@ def from_file(
         or sums is None or sums.ndim != 1 or len(sums) != (n_data or len(sums)) or sums.dtype != torch.int64
         or count is None or count.numel() != 1 or int(count) != len(table)
         or (tuned is not None and (tuned.ndim != 1 or tuned.dtype != torch.int64))
-        or (classes is not None and (classes.shape != features.shape[:1] or classes.dtype != torch.int64))
+        or classes is None or classes.shape not in ((0,), features.shape[:1]) or classes.dtype != torch.int64
         or any(part is None or not 1 <= part.ndim <= 2 or len(part) != len(features) for part in table)
         or (table and table_rows(table) is None)
         or (outputs is None) is not (not inputs)
@@ -69,5 +69,5 @@ def from_file(
     probe = None if outputs is None else Probe(inputs, outputs)
     if probe is not None:
         check_probe(probe, network)
-    classes = None if classes is None else classes.to(network.device)
-    return Familiar(layer, features.to(network.device), sums, here, tuned, probe, classes)
+    known = classes.to(network.device) if len(classes) else None
+    return Familiar(layer, features.to(network.device), sums, here, tuned, probe, known)

@@ -27,12 +27,12 @@ from nullbayes.errors import DataError, warn
 from nullbayes.jacobian.batches import (
     BatchFn,
     described,
-    input_checksums,
     inputs_of,
     is_array,
     join_examples,
     n_examples,
     places,
+    single_checksums,
     table_rows,
     take_examples,
 )
@@ -140,7 +140,7 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
     for x, y in data:
         n = n_examples(x)
         drawn = torch.rand(n, generator=split, dtype=torch.float64, device="cpu")
-        sums.append(input_checksums(x, n))
+        sums.append(single_checksums(x, n))
         new = unseen(posterior, sums[-1])
         overlap += int((~new).sum())
         if repeated > OVERLAP:  # new inputs are often equal to training inputs, and are still new

@@ -39,16 +39,23 @@ def leaves(x: Any) -> Iterator[Tensor]:
 
 
 def input_checksums(x: Any, n: int, *more: Tensor) -> Tensor:  # (n,) int64
-    """Return the checksum of each of ``n`` inputs, whatever the order of a mapping and the precision of its tensors.
+    """Return the checksum of each of ``n`` inputs, whatever the order of a mapping and the width of tokens.
 
-    Numbers count in single precision, so that the same data are found again after they were stored in another one.
     ``more`` are tensors that count beside them, such as targets.
     """
-    return checksums([*map(_in_one_precision, leaves(_sorted(x))), *more], n)
+    inputs = [leaf.long() if leaf.dtype in _TOKENS else leaf for leaf in leaves(_sorted(x))]
+    return checksums([*inputs, *more], n)
 
 
-def _in_one_precision(leaf: Tensor) -> Tensor:
-    return leaf.float() if leaf.is_floating_point() else leaf.long() if leaf.dtype in _TOKENS else leaf
+def single_checksums(x: Any, n: int, exact: Tensor | None = None) -> Tensor:  # (n,) int64
+    """Return the checksums of inputs in single precision, by which the same data are found again in another one.
+
+    ``exact`` are the checksums of the inputs as they are, if they are known.
+    """
+    others = [leaf for leaf in leaves(x) if leaf.is_floating_point() and leaf.dtype != torch.float32]
+    if exact is not None and not others:
+        return exact
+    return input_checksums(map_leaves(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf, x), n)
 
 
 def _sorted(x: Any) -> Any:

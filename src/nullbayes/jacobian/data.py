@@ -30,6 +30,7 @@ from nullbayes.jacobian.batches import (
     map_leaves,
     n_examples,
     signed,
+    single_checksums,
     take_examples,
     to_device,
 )
@@ -228,8 +229,9 @@ class Examples:
             self._layout = self._layout or found
             if found != self._layout:
                 raise DataError(_difference(i, found, self._layout))
-            inputs.append(input_checksums(x, len(y)))
-            sums.append(checksums([y], len(y), inputs[-1]))
+            exact = input_checksums(x, len(y))
+            inputs.append(single_checksums(x, len(y), exact))
+            sums.append(checksums([y], len(y), exact))
             self._starts.append(self._starts[-1] + len(y))
             size += batch_bytes(x, y)
             if size > held_bytes:
