@@ -14,7 +14,7 @@ from torch.nn.functional import normalize
 
 from nullbayes.decisions.familiar import Familiar, Probe
 from nullbayes.errors import FileError, ModelError
-from nullbayes.jacobian.batches import join_examples, n_examples, named_leaves, table_rows, take_examples
+from nullbayes.jacobian.batches import join_examples, n_examples, named_leaves, table_rows, take_examples, with_leaves
 from nullbayes.jacobian.checks import SHIFTS, rounded_parameters
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, Seen, find_last_layer, predicted_classes
@@ -46,24 +46,30 @@ def _remembered(network: Network, examples: Examples, likelihood: Likelihood | N
     except ModelError:  # a layer that is called in another way for more examples
         layer = OUTPUTS
         seen, few = _features(FeatureReader(network, layer), first, examples, size, about)
-    join = examples.group.join
-    features = join(normalize(seen.features))
-    classes = join(seen.outputs) if seen.outputs.ndim == 1 else None
-    table = () if table_rows(first) is None else tuple(map(join, _table(first, examples, len(features))))
-    probe = examples.group.first(lambda: make_probe(network, join_examples(few) if few else first))
-    return Familiar(layer, features, join(examples.input_sums), table, probe=probe, classes=classes)
+    features = examples.group.join(normalize(seen.features))
+    classes = examples.group.join(seen.outputs) if seen.outputs.ndim == 1 else None
+    table = () if table_rows(first) is None else _table(first, examples, len(features))
+    probed = with_leaves(first, iter(_leaves_of_all(first, examples, few)))
+    probe = examples.group.first(lambda: make_probe(network, probed))
+    return Familiar(layer, features, examples.group.join(examples.input_sums), table, probe=probe, classes=classes)
 
 
-def _table(first: Any, examples: Examples, n: int) -> list[Tensor]:  # (n, ...) each
+def _table(first: Any, examples: Examples, n: int) -> tuple[Tensor, ...]:  # (n, ...) each
     """Return the tensors of so many examples, evenly spaced over all."""
-    parts = [named_leaves(x) for x, _ in examples.some(_spaced(examples, n))]
+    return _leaves_of_all(first, examples, [x for x, _ in examples.some(_spaced(examples, n)[0])])
+
+
+def _leaves_of_all(first: Any, examples: Examples, parts: list[Any]) -> tuple[Tensor, ...]:
+    """Return the tensors of the inputs that all processes have, in order; ``first`` are some of the same form."""
     none = [leaf[:0] for leaf in named_leaves(first)]
-    return [torch.cat(same) for same in zip(none, *parts, strict=True)]
+    each = (torch.cat(same) for same in zip(none, *map(named_leaves, parts), strict=True))
+    return tuple(map(examples.group.join, each))
 
 
-def _spaced(examples: Examples, n: int) -> list[int]:
-    """Return the numbers of n examples, evenly spaced over all: those that this process has."""
-    return examples.parts([i * examples.n_all // n for i in range(n)])[examples.group.rank]
+def _spaced(examples: Examples, n: int) -> tuple[list[int], int]:
+    """Return the numbers of n examples, evenly spaced over all: of those that this process has, and how many before."""
+    parts = examples.parts([i * examples.n_all // n for i in range(n)])
+    return parts[examples.group.rank], sum(map(len, parts[: examples.group.rank]))
 
 
 def _features(
@@ -71,16 +77,18 @@ def _features(
 ) -> tuple[Seen, list[Any]]:
     """Return features and classes of as many examples as are remembered, evenly spaced, and a few of the inputs."""
     most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), examples.n_all)
-    numbers, few = _spaced(examples, most), list[Any]()
-    return reader.some(_watched(examples.some(numbers), len(numbers), few), size, about), few
+    numbers, before = _spaced(examples, most)
+    probed = min(_PROBED, most)
+    wanted, few = [i * most // probed - before for i in range(probed)], list[Any]()
+    return reader.some(_watched(examples.some(numbers), wanted, few), size, about), few
 
 
-def _watched(batches: Iterable[tuple[Any, Tensor]], n: int, few: list[Any]) -> Iterator[tuple[Any, Tensor]]:
-    """Pass on batches of n examples, and add a few of their inputs to a list: data may be in the order of classes."""
-    start, most = 0, min(_PROBED, n)
+def _watched(batches: Iterable[tuple[Any, Tensor]], wanted: list[int], few: list[Any]) -> Iterator[tuple[Any, Tensor]]:
+    """Pass on batches, and add some of their inputs to a list: data may be in the order of classes."""
+    start = 0
     for x, y in batches:
-        while len(few) < most and (i := len(few) * n // most - start) < len(y):
-            few.append(join_examples([take_examples(x, i, i + 1)]))  # a copy: a slice would keep the whole batch
+        inside = (i - start for i in wanted if start <= i < start + len(y))
+        few += [join_examples([take_examples(x, i, i + 1)]) for i in inside]  # a slice would keep the whole batch
         yield x, y
         start += len(y)
 
