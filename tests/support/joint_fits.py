@@ -52,13 +52,17 @@ def found(fitted: nb.ProjectedPosterior, parallel: str | None) -> dict[str, Any]
     predict = partial(nb.in_parallel, fitted.predict) if parallel == "data" else fitted.predict
     report = fitted.report.to_dict()
     del report["seconds"], report["peak_memory"]
-    assert fitted._familiar is not None
+    familiar = fitted._familiar
+    assert familiar is not None
+    assert familiar.probe is not None
     return {
         "directions": fitted.directions,
         "report": report,
         "data": fitted._need_measured().data,
-        "features": fitted._familiar.features,
-        "sums": fitted._familiar.sums,
+        "features": familiar.features,
+        "sums": familiar.sums,
+        "classes": torch.zeros(0) if familiar.classes is None else familiar.classes,
+        "answers": familiar.probe.outputs,
         "variance": predict(2.0 * data()[0]).variance,
     }
 
