@@ -26,7 +26,7 @@ OTHER_VERSION = "not a posterior file of this version, or it was altered"
 
 def test_a_file_is_tensors_and_json(saved: Path) -> None:
     with safe_open(saved, framework="pt") as file:
-        remembered = ["classes", "features", "outputs", "probe.[]", "sums", "table.0", "tables"]
+        remembered = ["features", "outputs", "probe.[]", "sums", "table.0", "tables"]
         assert sorted(file.keys()) == ["directions", *(f"familiar.{name}" for name in remembered)]
         text, digest = file.metadata()["nullbayes"].split("\n")
     header = json.loads(text)

@@ -36,7 +36,7 @@ def test_one_half_is_learned_from_and_the_other_ranked(posterior: Any) -> None:
     found = posterior.calibrate(*held(101)).calibration
     assert (found.n_learned, len(found.scores), len(found.errors)) == (50, 51, 101)
     assert found.kind == "combined"
-    distances = ("neighbour in the table", "neighbour 1", "neighbour 10", "neighbour 50", "residual", "nearest class")
+    distances = ("neighbour in the table", "neighbour 1", "neighbour 10", "neighbour 50", "residual")
     assert found.statistics == ("generalized_entropy", "energy", *distances, "log sum_variance")
     assert sum(found.weights.values()) == pytest.approx(1.0)
     assert "ranked" in str(found)

@@ -44,7 +44,7 @@ def remembered(model: nn.Module, x: Tensor, y: Tensor, size: int = 100) -> Famil
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [1, 3, 10, 49, 130])
+@pytest.mark.parametrize("n", [1, 10, 39, 130, 1040])
 def test_distances_are_those_of_a_loop(n: int, dtype: torch.dtype) -> None:
     model, (x, y), (new, _) = network().to(dtype), data(n, dtype=dtype), data(20, 1, dtype=dtype)
     found = remembered(model, x, y)
@@ -54,7 +54,7 @@ def test_distances_are_those_of_a_loop(n: int, dtype: torch.dtype) -> None:
     for one in others.double():
         unit = one / one.norm()
         near = sorted(float((unit - other / other.norm()).norm()) for other in trained.double())
-        wanted.append([near[min(k, max(1, n // 2)) - 1] for k in (1, 10, 50)])
+        wanted.append([near[min(k, max(1, n // 20)) - 1] for k in (1, 10, 50)])
     assert found.layer == "2"
     assert found.features.shape == (n, 6)
     result = found.distances(others).exp()
@@ -62,16 +62,6 @@ def test_distances_are_those_of_a_loop(n: int, dtype: torch.dtype) -> None:
     assert torch.allclose(
         result, torch.tensor(wanted, dtype=torch.float64), atol=5e-4 if dtype == torch.float32 else 1e-9
     )
-
-
-def test_neighbours_are_at_most_half_as_many_as_a_class_has() -> None:
-    features, sums = nn.functional.normalize(randn(90, 5, generator=seeded())), torch.zeros(1, dtype=torch.int64)
-    new = randn(7, 5, generator=seeded(1))
-    found = Familiar("2", features, sums, classes=torch.arange(90) % 5).distances(new)
-    each = torch.cdist(nn.functional.normalize(new), features).sort(1).values.log()
-    torch.testing.assert_close(found, each[:, [0, 8, 8]].double(), rtol=0, atol=1e-4)
-    alone = Familiar("2", features, sums, classes=torch.arange(90)).distances(new)
-    torch.testing.assert_close(alone, each[:, [0, 0, 0]].double(), rtol=0, atol=1e-4)
 
 
 def test_many_inputs_at_a_time_change_no_distance() -> None:

@@ -86,7 +86,7 @@ def test_every_method_can_be_calibrated_by_the_combined_score(method: Method) ->
     own = own_score(method)
     last = () if own is None else (f"log {own}",)
     confidence = ("generalized_entropy", "energy") if method.samples else ()
-    distances = ("neighbour in the table", "neighbour 1", "neighbour 10", "neighbour 50", "residual", "nearest class")
+    distances = ("neighbour in the table", "neighbour 1", "neighbour 10", "neighbour 50", "residual")
     assert found.statistics == (*confidence, *distances, *last)
     assert len(posterior.p_value(NEW).unique()) > 5
 
@@ -199,7 +199,6 @@ def test_statistics_of_another_method_are_refused(tmp_path: Path) -> None:
                 "neighbour 10",
                 "neighbour 50",
                 "residual",
-                "nearest class",
                 "log scod",
             ]
         ),

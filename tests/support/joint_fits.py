@@ -61,7 +61,6 @@ def found(fitted: nb.ProjectedPosterior, parallel: str | None) -> dict[str, Any]
         "data": fitted._need_measured().data,
         "features": familiar.features,
         "sums": familiar.sums,
-        "classes": torch.zeros(0) if familiar.classes is None else familiar.classes,
         "answers": familiar.probe.outputs,
         "variance": predict(2.0 * data()[0]).variance,
     }

@@ -62,10 +62,9 @@ def calibrate(self: P, loader: Any, targets: Any = None, *, kind: str | None = N
 
     One half of the data, at most 1,000 examples, is used to learn the combined score: it tells these examples from
     artificial strangers made of them, by a sum of standardized statistics (generalized entropy and energy, distances to
-    the features of training examples, to their principal directions and to the nearest class, logarithm of the
-    posterior's variance) with weights that are not negative. The other examples are ranked by that score, and the rank
-    of a new input among them is its p-value. Label sets and intervals do not depend on the weights, so all examples
-    count for them.
+    the features of training examples and to their principal directions, logarithm of the posterior's variance) with
+    weights that are not negative. The other examples are ranked by that score, and the rank of a new input among them
+    is its p-value. Label sets and intervals do not depend on the weights, so all examples count for them.
 
     Examples
     --------

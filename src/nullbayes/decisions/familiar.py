@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from nullbayes.decisions.classes import ClassDistances, class_distances
 from nullbayes.errors import DataError
 from nullbayes.jacobian.batches import table_rows, with_leaves
 from nullbayes.linalg.spectral import eigh
 
 NEIGHBOURS = (1, 10, 50)
+_SHARE = 20  # neighbours are among the nearest one of so many remembered examples
 _MOST_DIRECTIONS = 2048  # examples from which the principal directions of wider features are found
 _AT_ONCE = 1024  # inputs whose distances are in memory at a time
 _ROUNDING = 1e-7  # of a squared distance in float32
@@ -61,8 +61,6 @@ class Familiar:
         The checksums of the inputs that have chosen precision or temperature since, on the CPU.
     probe : Probe or None
         A few inputs with their outputs; None if they are large, or hold other things than tensors.
-    classes : Tensor (n,) or None
-        The classes that the network predicts for these examples, where each has one.
     """
 
     layer: str
@@ -71,13 +69,6 @@ class Familiar:
     table: tuple[Tensor, ...] = ()
     tuned: Tensor | None = None
     probe: Probe | None = None
-    classes: Tensor | None = None
-
-    @cached_property
-    def to_classes(self) -> ClassDistances | None:
-        """How far features are from the classes; None where there are not two of them."""
-        several = self.classes is not None and len(self.classes.unique()) > 1
-        return class_distances(self.features, self.classes) if several else None  # type: ignore[arg-type]
 
     @cached_property
     def rows(self) -> Tensor | None:  # (n, p)
@@ -106,11 +97,10 @@ class Familiar:
     def distances(self, features: Tensor) -> Tensor:  # (n, d) -> (n, k)
         """Return the logarithm of the distance to the 1st, 10th and 50th nearest remembered example.
 
-        Features are scaled to length one before (Sun et al. 2022). Where classes are small, neighbours are at most half
-        as many as examples of a class: others would be of other classes, and as far from familiar inputs.
+        Features are scaled to length one before (Sun et al. 2022). Of few examples, neighbours are among the nearest
+        twentieth: the 50th of 300 would be of another class, as far from familiar inputs as from strange ones.
         """
-        classes = 1 if self.classes is None else len(self.classes.unique())
-        ranks = [min(k, max(1, len(self.features) // (2 * classes))) for k in NEIGHBOURS]
+        ranks = [min(k, max(1, len(self.features) // _SHARE)) for k in NEIGHBOURS]
         found = []
         for some in normalize(features.to(self.features)).split(_AT_ONCE):
             near = (some @ self.features.T).topk(max(ranks)).values

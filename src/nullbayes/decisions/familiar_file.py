@@ -23,8 +23,7 @@ def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
     if familiar is None:
         return None, {}
     count = torch.tensor(len(familiar.table), dtype=torch.int64, device="cpu")
-    classes = familiar.sums[:0] if familiar.classes is None else familiar.classes
-    found = {"features": familiar.features, "sums": familiar.sums, "classes": classes, _COUNT: count}
+    found = {"features": familiar.features, "sums": familiar.sums, _COUNT: count}
     found |= {} if familiar.tuned is None else {"tuned": familiar.tuned}
     if familiar.probe is not None:
         found |= {_OUTPUTS: familiar.probe.outputs}
@@ -39,8 +38,8 @@ def from_file(
     """Return what a file holds, if it is that of so many training examples."""
     if layer is None:
         return None
-    parts = ("features", "sums", "tuned", "classes", _COUNT)
-    features, sums, tuned, classes, count = (tensors.get(f"familiar.{name}") for name in parts)
+    parts = ("features", "sums", "tuned", _COUNT)
+    features, sums, tuned, count = (tensors.get(f"familiar.{name}") for name in parts)
     names = [name for name in tensors if name.startswith(f"familiar.{_TABLE}")]
     table = [tensors.get(f"familiar.{_TABLE}{i}") for i in range(len(names))]
     start, outputs = f"familiar.{_PROBE}", tensors.get(f"familiar.{_OUTPUTS}")
@@ -51,7 +50,6 @@ def from_file(
         or sums is None or sums.ndim != 1 or len(sums) != (n_data or len(sums)) or sums.dtype != torch.int64
         or count is None or count.numel() != 1 or int(count) != len(table)
         or (tuned is not None and (tuned.ndim != 1 or tuned.dtype != torch.int64))
-        or classes is None or classes.shape not in ((0,), features.shape[:1]) or classes.dtype != torch.int64
         or any(part is None or not 1 <= part.ndim <= 2 or len(part) != len(features) for part in table)
         or (table and table_rows(table) is None)
         or (outputs is None) is not (not inputs)
@@ -69,5 +67,4 @@ def from_file(
     probe = None if outputs is None else Probe(inputs, outputs)
     if probe is not None:
         check_probe(probe, network)
-    known = classes.to(network.device) if len(classes) else None
-    return Familiar(layer, features.to(network.device), sums, here, tuned, probe, known)
+    return Familiar(layer, features.to(network.device), sums, here, tuned, probe)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,8 @@ from nullbayes.errors import FileError, ModelError
 from nullbayes.jacobian.batches import join_examples, n_examples, named_leaves, table_rows, take_examples, with_leaves
 from nullbayes.jacobian.checks import SHIFTS, rounded_parameters
 from nullbayes.jacobian.data import Examples
-from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, Seen, find_last_layer, predicted_classes
+from nullbayes.jacobian.features import FEW, OUTPUTS, FeatureReader, find_last_layer
 from nullbayes.jacobian.network import Network
-from nullbayes.likelihoods import Likelihood
 from nullbayes.limits import OutOfMemory, is_out_of_memory
 from nullbayes.precision import full_precision
 
@@ -29,29 +28,28 @@ _PROBED, _NUMBERS, _ANSWERS = 4, 2**16, 2**12  # inputs of a probe; their number
 _OF_SPREAD, _OF_SIZE, _COARSE = 1e-3, 1e-5, 5e-2  # by which outputs may differ on another machine; in half precision
 
 
-def remember(network: Network, examples: Examples, likelihood: Likelihood | None = None) -> Familiar | None:
+def remember(network: Network, examples: Examples) -> Familiar | None:
     """Read the features of some training examples; None where memory is too small for a few."""
     for size in _SIZES:
-        found = examples.group.attempt(partial(_remembered, network, examples, likelihood, size))
+        found = examples.group.attempt(partial(_remembered, network, examples, size))
         if not isinstance(found, OutOfMemory):
             return found
     return None
 
 
-def _remembered(network: Network, examples: Examples, likelihood: Likelihood | None, size: int) -> Familiar:
+def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
     first = examples.read(0, min(FEW, len(examples)))[0]
-    layer, about = find_last_layer(network, first)[0], partial(predicted_classes, likelihood)
+    layer, _ = find_last_layer(network, first)
     try:
-        seen, few = _features(FeatureReader(network, layer), first, examples, size, about)
+        features, few = _features(FeatureReader(network, layer), first, examples, size)
     except ModelError:  # a layer that is called in another way for more examples
         layer = OUTPUTS
-        seen, few = _features(FeatureReader(network, layer), first, examples, size, about)
-    features = examples.group.join(normalize(seen.features))
-    classes = examples.group.join(seen.outputs) if seen.outputs.ndim == 1 else None
+        features, few = _features(FeatureReader(network, layer), first, examples, size)
+    features = examples.group.join(normalize(features))
     table = () if table_rows(first) is None else _table(first, examples, len(features))
     probed = with_leaves(first, iter(_leaves_of_all(first, examples, few)))
     probe = examples.group.first(lambda: make_probe(network, probed))
-    return Familiar(layer, features, examples.group.join(examples.input_sums), table, probe=probe, classes=classes)
+    return Familiar(layer, features, examples.group.join(examples.input_sums), table, probe=probe)
 
 
 def _table(first: Any, examples: Examples, n: int) -> tuple[Tensor, ...]:  # (n, ...) each
@@ -72,15 +70,13 @@ def _spaced(examples: Examples, n: int) -> tuple[list[int], int]:
     return parts[examples.group.rank], sum(map(len, parts[: examples.group.rank]))
 
 
-def _features(
-    reader: FeatureReader, first: Any, examples: Examples, size: int, about: Callable[[Tensor], Tensor]
-) -> tuple[Seen, list[Any]]:
-    """Return features and classes of as many examples as are remembered, evenly spaced, and a few of the inputs."""
+def _features(reader: FeatureReader, first: Any, examples: Examples, size: int) -> tuple[Tensor, list[Any]]:  # (n, d)
+    """Return the features of as many examples as are remembered, evenly spaced over all, and a few of the inputs."""
     most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), examples.n_all)
     numbers, before = _spaced(examples, most)
     probed = min(_PROBED, most)
     wanted, few = [i * most // probed - before for i in range(probed)], list[Any]()
-    return reader.some(_watched(examples.some(numbers), wanted, few), size, about), few
+    return reader.some(_watched(examples.some(numbers), wanted, few), size), few
 
 
 def _watched(batches: Iterable[tuple[Any, Tensor]], wanted: list[int], few: list[Any]) -> Iterator[tuple[Any, Tensor]]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from nullbayes.decisions.familiar import NEIGHBOURS
 from nullbayes.decisions.posterior import Posterior, need_familiar
@@ -16,7 +15,6 @@ from nullbayes.jacobian.batches import is_array, n_examples
 from nullbayes.jacobian.features import FeatureReader
 from nullbayes.predictive import SCORES, Mask, Prediction, score, stream, warn_of_padding
 
-CLASSES = "nearest class"
 CONFIDENCE = ("generalized_entropy", "energy")
 _SMALLEST = 1e-30  # of a variance, before its logarithm is taken
 
@@ -24,11 +22,10 @@ _SMALLEST = 1e-30  # of a variance, before its logarithm is taken
 def names(posterior: Posterior) -> tuple[str, ...]:
     """Return the names of the statistics of a posterior."""
     first: tuple[str, ...] = CONFIDENCE if posterior.likelihood.has_probabilities and posterior.n_samples else ()
-    own, familiar = posterior._scoring.membership, need_familiar(posterior)
-    first += () if familiar.rows is None else ("neighbour in the table",)
-    classes = () if familiar.to_classes is None else (CLASSES,)
+    own, rows = posterior._scoring.membership, need_familiar(posterior).rows
+    first += () if rows is None else ("neighbour in the table",)
     last = () if own is None else (f"log {own}",)
-    return (*first, *(f"neighbour {k}" for k in NEIGHBOURS), "residual", *classes, *last)
+    return (*first, *(f"neighbour {k}" for k in NEIGHBOURS), "residual", *last)
 
 
 def statistics(posterior: Posterior, x: Any, prediction: Prediction | None, mask: Mask) -> Tensor:  # (n, k) float64
@@ -43,8 +40,6 @@ def statistics(posterior: Posterior, x: Any, prediction: Prediction | None, mask
     seen = FeatureReader(posterior._network, familiar.layer)(x)
     columns += [] if familiar.rows is None else [familiar.row_distances(x)]
     columns += [*familiar.distances(seen.features).T, familiar.residual(seen.features)]
-    if familiar.to_classes is not None:
-        columns.append(familiar.to_classes(normalize(seen.features.to(familiar.features))))
     if own is not None:
         shared = prediction is not None and own in SCORES
         last = score(prediction, likelihood, own) if shared else posterior.ood_score(x, own, mask=mask)  # type: ignore[arg-type]

@@ -6,7 +6,7 @@ are the inputs of the last such layer that was called, and where there is none a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,6 @@ from nullbayes.errors import ModelError, SettingsError
 from nullbayes.jacobian.batches import join_examples, n_examples, take_examples
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network
-from nullbayes.likelihoods import Likelihood
 
 OUTPUTS = "<outputs>"  # in place of the name of a layer: the outputs of the network are the features
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -105,24 +104,22 @@ class FeatureReader:
             x, y = examples.read(start, stop)
             yield self(x), y
 
-    def some(self, batches: Iterable[tuple[Any, Tensor]], size: int, about: Callable[[Tensor], Tensor]) -> Seen:
-        """Return the features of the examples of batches, ``size`` at a time, and what is asked about their outputs."""
-        found: list[Seen] = []
+    def some(self, batches: Iterable[tuple[Any, Tensor]], size: int) -> Tensor:  # (n, d)
+        """Return the features of the examples of batches, ``size`` at a time."""
+        found: list[Tensor] = []
         waiting: list[Any] = []
         count = 0
         for x, y in batches:
             waiting.append(x)
             count += len(y)
             if count >= size:  # a call per batch would take longer than what it computes
-                found += self._parts(waiting, size, about)
+                found += self._parts(waiting, size)
                 waiting, count = [], 0
-        found += self._parts(waiting, size, about) if waiting else []
-        return Seen(torch.cat([seen.outputs for seen in found]), torch.cat([seen.features for seen in found]))
+        return torch.cat([*found, *(self._parts(waiting, size) if waiting else [])])
 
-    def _parts(self, inputs: list[Any], size: int, about: Callable[[Tensor], Tensor]) -> list[Seen]:
+    def _parts(self, inputs: list[Any], size: int) -> list[Tensor]:
         x = join_examples(inputs)
-        parts = (self(take_examples(x, i, i + size)) for i in range(0, n_examples(x), size))
-        return [Seen(about(seen.outputs), seen.features) for seen in parts]
+        return [self(take_examples(x, i, i + size)).features for i in range(0, n_examples(x), size)]
 
     def head(self) -> Head | None:
         """Return the layer as a linear map to the outputs; None if it is no linear layer."""
@@ -178,13 +175,3 @@ def find_last_layer(network: Network, x: Any) -> tuple[str, bool]:
         if same_size and torch.equal(result.reshape(-1).to(outputs), outputs.reshape(-1)):
             return name, True
     return (usable[-1][0], False) if usable else (OUTPUTS, False)
-
-
-def predicted_classes(likelihood: Likelihood | None, outputs: Tensor) -> Tensor:  # (n, ...) -> (n,) or (n, 0)
-    """Return the most probable class of each example; nothing where that is not one decision per example."""
-    none = outputs.new_empty(len(outputs), 0)
-    if likelihood is None or not likelihood.has_probabilities or outputs.ndim != 2:
-        return none
-    choices = likelihood.choices(outputs)
-    one = choices[:1].numel() == choices.shape[-1]  # and not several labels
-    return choices.reshape(len(outputs), choices.shape[-1]).argmax(1) if one else none

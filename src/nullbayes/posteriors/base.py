@@ -151,8 +151,7 @@ class SamplePosterior(ABC):
 
     def _remember(self, rows: Any) -> None:
         """Take what decisions need to know of the training data."""
-        self._familiar = decisions.remember(rows.network, rows.examples, rows.likelihood)
-        self._calibration = None
+        self._familiar, self._calibration = decisions.remember(rows.network, rows.examples), None
 
     # --- data with targets --------------------------------------------------------------------------------------------
 
