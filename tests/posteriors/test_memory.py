@@ -40,7 +40,7 @@ FITS = {
     "half precision": ("lenet", 120, "output", 4, 21, "half"),
     "factors": ("cnn", 120, "output", 4, 18, "factors"),
     "formed in passing": ("lenet", 120, "output", 4, 15, "recompute"),
-    "normal matrix": ("small", 600, "output", 30, 30, "device"),
+    "normal matrix": ("small", 2400, "output", 30, 40, "device"),
     "few parameters": ("tiny", 300, "output", 10, 25, "device"),
 }
 
