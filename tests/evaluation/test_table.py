@@ -48,6 +48,13 @@ def test_the_legend_says_what_a_star_is() -> None:
     assert "\n* best method of its column, ties share it; ↑ higher, ↓ lower is better\n" in text
 
 
+def test_the_legend_explains_what_is_shown_with_and_without_intervals(projected: Any, network: Any) -> None:
+    for bootstrap in (0, 10):  # intervals widen the columns
+        lines = str(nb.evaluate([projected, network], (X, Y), STRANGERS, bootstrap=bootstrap)).splitlines()
+        for label in ("ECE", "AURC", "AUROC", "AUPR", "FPR95", "MiB"):
+            assert sum(line.startswith(f"{label}: ") for line in lines) == 1
+
+
 def test_the_legend_says_which_methods_have_the_default_prior_precision(network: Any) -> None:
     laplace = fitted(nb.baselines.DiagonalLaplace)
     methods = {"laplace": laplace, "network": network, "projected": fitted(nb.ProjectedPosterior, prior_precision=1.0)}
@@ -95,7 +102,7 @@ def test_text_fits_a_line_with_many_strangers_and_long_names(projected: Any, net
     for bootstrap in (0, 10):
         text = str(nb.evaluate(methods, (X, Y), strangers, bootstrap=bootstrap, scores="energy"))
         assert max(map(len, text.splitlines())) <= 120
-        assert text.count("AUROC") == 5
+        assert text.count("AUROC ↑") == 5
         assert text.count("NLL") == 1
         assert ("[" in text) == (bootstrap > 0)
 

@@ -26,6 +26,7 @@ _MEANINGS = {
     "AUROC": "probability that a strange input scores higher than a familiar one",
     "AUPR": "average precision of finding the strange inputs; chance is their share",
     "FPR95": "share of familiar inputs flagged where 95 % of the strange ones are",
+    "MiB": "memory of the fit at its peak, beyond what the process held before it",
 }
 
 
@@ -147,7 +148,7 @@ def as_text(evaluation: Evaluation) -> str:
         legend = f"* best method of its column, ties share it; {legend}"
     if any(row.intervals or any(found.intervals for found in row.strangers.values()) for row in evaluation.rows):
         legend += "; [,] 90 % interval over resampled examples"
-    shown = {cells.title.split(" ")[0] for block in blocks for cells in block}
+    shown = {cells.title.split()[0] for block in blocks for cells in block}
     legend += "".join(f"\n{label}: {meaning}" for label, meaning in _MEANINGS.items() if label in shown)
     notes = (_judged(evaluation.rows), _unlike(evaluation.rows), _unchosen(evaluation.rows), _noisy(evaluation.rows))
     return "\n\n".join([*(_block(names, block) for block in blocks), legend + "".join(notes)])
