@@ -75,6 +75,7 @@ MODELS_REFUSED = {
     ),
     "mixed precision": (lambda: nn.Sequential(nn.Linear(4, 3).double(), nn.Linear(3, 3)), "several precisions.*32"),
     "mixed devices": (mixed_devices, r"several devices \((cpu|cuda.*), meta\)"),
+    "no values": (lambda: nn.Linear(4, 3, device="meta"), r"no values \(device meta\): build .* and load its weights"),
     "integer parameters": (
         lambda: nn.ParameterList([nn.Parameter(torch.ones(2, dtype=torch.long), requires_grad=False)]),
         "No parameter of the model requires gradients",
