@@ -41,6 +41,9 @@ def save(
     try:
         text = json.dumps({"format_version": FORMAT_VERSION, **header}, allow_nan=False)
         target = Path(os.path.realpath(path))
+        if not target.parent.is_dir():  # whose error would name a file of ours
+            msg = f"there is no folder {target.parent}"
+            raise FileNotFoundError(msg)
         if target.exists() and not target.is_file():  # a rename would replace a device as well
             raise OSError(errno.EEXIST, "the path exists and is not a file")
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=_prefix(target)) as folder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +66,13 @@ def test_a_path_that_cannot_be_replaced_is_named_and_left_alone(
         fit_mlp().save(saved.parent / name)
     assert contents(saved.parent) == before
     assert (saved.parent / "obstacle").is_fifo() is kind
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    path, folder = re.escape(str(tmp_path / "none" / "a.safetensors")), re.escape(str(tmp_path / "none"))
+    with pytest.raises(FileError, match=rf"could not be written to {path}: there is no folder {folder}\. Choose"):
+        fit_mlp().save(tmp_path / "none" / "a.safetensors")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a folder that not even root can write to")

@@ -61,7 +61,8 @@ FAILED = {
     "weights of another": (["plan", "--model", "own:build", "--weights", "other.pt", *TEST],
         "missing are 0.weight, 0.bias, 2.weight and 1 more; unknown are weight, bias"),
     "no posterior": (["check", "gone", *MODEL, *TEST], "gone"),
-    "untrained": (["check", "posterior.safetensors", "--model", "own:build", *TEST], "other parameters"),
+    "untrained": (["check", "posterior.safetensors", "--model", "own:build", *TEST],
+        "with other parameters: pass with --weights the weights that the posterior was fitted to."),
     "alpha": (["predict", *POSTERIOR, *TEST, "-o", "a.csv", "--alpha", "1.5"], "alpha"),
     "loss of a file": (
         ["predict", "loss.safetensors", *MODEL, *TEST, "-o", "a.csv"], "cannot hold: pass --likelihood own"),
@@ -89,12 +90,13 @@ FAILED = {
     "held-out is training data": (
         ["fit", *MODEL, "--data", "own:held_out", "--held-out", "own:held_out", *OUT], "training data of Projected"),
     "few held out": (["fit", *MODEL, "--data", "bad:never", "--held-out", "bad:few", *OUT],
-        "--held-out bad:few has 20 examples, and calibrate needs at least 40: pass more"),
+        "--held-out bad:few has 20 examples, and calibrate needs at least 40, beside those that tune, about a third of "
+        "all: pass 70 or more."),
     "few to tune and calibrate": (["fit", *MODEL, "--data", "bad:never", "--held-out", "bad:fifty", *OUT],
         "bad:fifty has 50 examples. About a third of them are kept for tuning, and the 29 that are left are too few "
         "for calibrate, which needs at least 40: pass more, or --no-tune, which leaves all of them"),
     "few held out without tuning": (
-        ["fit", *MODEL, "--data", "bad:never", "--held-out", "bad:few", "--no-tune", *OUT], "at least 40: pass more"),
+        ["fit", *MODEL, "--data", "bad:never", "--held-out", "bad:few", "--no-tune", *OUT], "at least 40: pass more."),
     "memory": (["plan", *MODEL, *TEST, "--memory-limit", "much"], "--memory-limit much is not a size"),
     "no gpu": (["plan", *MODEL, *TEST, "--device", "cuda"], "no GPU that torch can use"),
     "unknown score": (
@@ -219,6 +221,15 @@ def test_a_reader_that_has_gone_is_no_error(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "stdout", Gone())
     assert main(["plan", *MODEL, *TEST]) == 141
     assert not stderr.getvalue()
+
+
+def test_forgotten_weights_are_asked_for_by_their_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        assert main(["fit", "--model", "own:build", "--data", "own:train", "-o", "untrained.safetensors"]) == 0
+    said = capsys.readouterr().err
+    assert "A posterior around it says nothing. Is --weights the file of the trained weights?" in said
+    assert "load_state_dict" not in said
 
 
 def test_warnings_are_one_line_each_and_no_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

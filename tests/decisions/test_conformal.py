@@ -74,6 +74,19 @@ def test_a_level_that_is_no_probability_is_refused(alpha: object) -> None:
         check_alpha(alpha, 1000)  # type: ignore[arg-type]
 
 
+def test_a_level_in_percent_is_told_as_a_rate_of_errors() -> None:
+    for alpha, wanted in {
+        95: "a level of 95 % pass 0.05",
+        99.5: "a level of 99.5 % pass 0.005",
+        5: "5 % pass 0.05",
+    }.items():
+        with pytest.raises(SettingsError, match=rf"not {alpha}\. It is the rate of errors: for {wanted}\.$"):
+            check_alpha(alpha, 1000)
+    for alpha in (1.0, -5, 100, math.inf):
+        with pytest.raises(SettingsError, match=rf"not {alpha}\.$"):
+            check_alpha(alpha, 1000)
+
+
 def test_a_level_that_so_few_scores_cannot_reach_is_refused() -> None:
     assert check_alpha(0.05, 19) == 0.05
     assert check_alpha(np.float32(0.25), 3) == 0.25  # type: ignore[arg-type]

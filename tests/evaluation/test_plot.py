@@ -38,6 +38,12 @@ def test_figure_shows_predictions_once_for_all_scores_of_a_method(projected: Any
     assert len(found.axes[0].lines) == 1 + 8  # the best eight of fourteen
 
 
+def test_methods_with_equal_predictions_share_a_curve_that_has_their_names(projected: Any, network: Any) -> None:
+    methods = {"first": network, "posterior": projected, "second": network, "third": network, "fourth": network}
+    legend = nb.evaluate(methods, (X, Y), {"far": FAR}).plot().axes[-1].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["first, second, third, ...", "posterior"]
+
+
 def test_figure_of_a_regression_shows_coverage() -> None:
     posterior = fitted(nb.ProjectedPosterior, REGRESSION)
     y = torch.zeros(N, REGRESSION.outputs, dtype=torch.float64)

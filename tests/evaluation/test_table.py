@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -10,7 +11,11 @@ import torch
 
 import nullbayes as nb
 from nullbayes.evaluation import Detection, Evaluation, EvaluationRow
-from support.evaluated import NEAR, STRANGERS, M, X, Y, fitted
+from support.drawing import randn
+from support.evaluated import FAR, NEAR, STRANGERS, M, X, Y, fitted
+from support.models import REGRESSION
+
+NOISES = {"one": (0.87,), "two": (0.052,), "three": (0.0521,)}
 
 
 def made(name: str, nll: float | None, auroc: float, **more: Any) -> EvaluationRow:
@@ -43,6 +48,13 @@ def test_the_legend_says_what_a_star_is() -> None:
     assert "\n* best method of its column, ties share it; ↑ higher, ↓ lower is better\n" in text
 
 
+def test_the_legend_explains_what_is_shown_with_and_without_intervals(projected: Any, network: Any) -> None:
+    for bootstrap in (0, 10):  # intervals widen the columns
+        lines = str(nb.evaluate([projected, network], (X, Y), STRANGERS, bootstrap=bootstrap)).splitlines()
+        for label in ("ECE", "AURC", "AUROC", "AUPR", "FPR95", "MiB"):
+            assert sum(line.startswith(f"{label}: ") for line in lines) == 1
+
+
 def test_the_legend_says_which_methods_have_the_default_prior_precision(network: Any) -> None:
     laplace = fitted(nb.baselines.DiagonalLaplace)
     methods = {"laplace": laplace, "network": network, "projected": fitted(nb.ProjectedPosterior, prior_precision=1.0)}
@@ -52,6 +64,30 @@ def test_the_legend_says_which_methods_have_the_default_prior_precision(network:
     laplace.prior_precision = 50.0
     assert "default" not in str(nb.evaluate(methods, (X, Y), STRANGERS))
     assert "default" not in str(table(made("a score alone", None, 0.5, default_precision=True)))
+
+
+def test_the_legend_says_where_methods_predict_with_different_noise() -> None:
+    told = "noise of the targets, which NLL and intervals depend on: "
+    one, two, three = (made(name, 1.0, 0.5, noise=noise) for name, noise in NOISES.items())
+    assert told + "0.87 (one); 0.052 (two, three)" in str(table(one, two, three)).splitlines()
+    assert "likelihood=nb.likelihoods.Regression(sigma_noise=...) gives" in str(table(one, two))
+    scores = made("a score alone", None, 0.5, noise=(3.0,))
+    for rows in ((two, three, scores), (one,), (made("one", 1.0, 0.5), made("two", 1.0, 0.5))):
+        assert "noise" not in str(table(*rows))
+    outputs = made("four", 1.0, 0.5, noise=(1.0, 2.0)), made("five", 1.0, 0.5, noise=(1.0, 3.0))
+    assert told + "1, 2 (four); 1, 3 (five)" in str(table(*outputs)).splitlines()
+
+
+def test_a_row_has_the_noise_that_its_predictions_have() -> None:
+    y = randn(M, 2, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    task = dataclasses.replace(REGRESSION, likelihood="regression")  # the noise is estimated
+    projected, laplace = fitted(nb.ProjectedPosterior, task), fitted(nb.baselines.DiagonalLaplace, task)
+    projected.temperature = 4.0
+    methods = {"projected": projected, "laplace": laplace}
+    found = nb.evaluate(methods, (FAR, y))
+    for name, posterior in methods.items():
+        assert found[name].noise == pytest.approx(posterior.predict(FAR).noise.sqrt().flatten().tolist())
+    assert "noise of the targets" in str(found)
 
 
 def test_coverage_is_best_where_it_is_close_to_its_level() -> None:
@@ -66,7 +102,7 @@ def test_text_fits_a_line_with_many_strangers_and_long_names(projected: Any, net
     for bootstrap in (0, 10):
         text = str(nb.evaluate(methods, (X, Y), strangers, bootstrap=bootstrap, scores="energy"))
         assert max(map(len, text.splitlines())) <= 120
-        assert text.count("AUROC") == 5
+        assert text.count("AUROC ↑") == 5
         assert text.count("NLL") == 1
         assert ("[" in text) == (bootstrap > 0)
 

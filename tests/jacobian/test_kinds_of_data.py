@@ -198,7 +198,7 @@ NOT_WEIGHED = "weights of examples change nothing.*weight zero"
 REFUSED: dict[str, tuple[Any, str]] = {
     "list of targets": ((X, Y.tolist()), r"not a list of 11: torch\.as_tensor\(targets\)"),
     "no targets": ((X, None), r"not NoneType.*torch\.as_tensor"),
-    "words in an array": ((X, np.array(["a"] * N)), "array of <U1 cannot be made a tensor"),
+    "words in an array": ((X, np.array(["a"] * N)), r"array of <U1 cannot be made a tensor: .*numpy\.unique\(labels"),
     "weights": ((X, Y, W), rf"a tuple of 3.*\(\(batch\[0\], batch\[1\]\), batch\[2\]\).*{NOT_WEIGHED}"),
     "two inputs": ([X, X, Y], r"a list of 3.*\(\(batch\[0\], batch\[1\]\), batch\[2\]\)"),
     "named tuple of three": (Triple(X, Y, W), "a Triple of 3"),
@@ -214,6 +214,25 @@ REFUSED: dict[str, tuple[Any, str]] = {
 def test_unusable_data_are_refused_with_advice(batch: Any, fragment: str) -> None:
     with pytest.raises(DataError, match=fragment):
         nb.ProjectedPosterior(MLP.build()).fit([batch], 2, progress=False)
+
+
+def test_a_table_that_is_no_tensor_is_refused_with_its_columns() -> None:
+    pandas = pytest.importorskip("pandas")
+    table, labels = pandas.DataFrame(X.cpu().numpy(), columns=["a", "b", "c", "d"]), Y.cpu().numpy()
+    posterior = nb.ProjectedPosterior(MLP.build())
+    with pytest.raises(DataError, match=r"Columns of the table hold no numbers \('b', 'd'\): encode or drop them"):
+        posterior.fit(table.assign(b="word", d=pandas.Timestamp("2020")), labels, 2, progress=False)
+    mixed = table.assign(b=True)
+    with pytest.raises(DataError, match=r"columns of bool, float64 .*: pass table\.astype\('float32'\)"):
+        posterior.fit(mixed, labels, 2, progress=False)
+    assert posterior.fit(mixed.astype("float32"), labels, 2, progress=False).n_samples == 2
+
+
+def test_a_list_of_words_is_no_targets() -> None:
+    with pytest.raises(DataError, match=r"not a list of words: pass the numbers .*numpy\.unique\(labels"):
+        nb.ProjectedPosterior(MLP.build()).fit(X, ["a"] * N, progress=False)
+    numbered = np.unique(["b", "a", "c"], return_inverse=True)[1]
+    assert numbered.tolist() == [1, 0, 2]
 
 
 WAYS_OUT: dict[str, tuple[Any, Callable[[Any], Any]]] = {

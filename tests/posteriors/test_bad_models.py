@@ -75,6 +75,7 @@ MODELS_REFUSED = {
     ),
     "mixed precision": (lambda: nn.Sequential(nn.Linear(4, 3).double(), nn.Linear(3, 3)), "several precisions.*32"),
     "mixed devices": (mixed_devices, r"several devices \((cpu|cuda.*), meta\)"),
+    "no values": (lambda: nn.Linear(4, 3, device="meta"), r"no values \(device meta\): build .* and load its weights"),
     "integer parameters": (
         lambda: nn.ParameterList([nn.Parameter(torch.ones(2, dtype=torch.long), requires_grad=False)]),
         "No parameter of the model requires gradients",
@@ -194,7 +195,9 @@ LIKELIHOODS_REFUSED = {
     "binary too many": ("binary", 1, one_hot, r"each logit, outputs of shape \(5, 1\), not shape \(5, 3\)"),
     "multilabel half": ("multilabel", 3, 0.5 * one_hot, "multilabel targets must be 0 or 1; found 0 to 0.5"),
     "multilabel classes": ("multilabel", 3, Y.clamp(max=1), r"each logit, outputs of shape \(5, 3\), not shape \(5,\)"),
-    "regression on labels": ("regression", 1, Y, r'likelihood="classification".*targets.float\(\)'),
+    "regression on labels": ("regression", 3, Y, r'likelihood="classification".*targets.float\(\)'),
+    "regression on binary labels": ("regression", 1, Y.clamp(max=1), r'likelihood="binary", or.*targets.float\(\)'),
+    "regression on whole numbers": ("regression", 1, Y, r"Targets are integers: convert them with targets.float\(\)"),
     "regression too wide": ("regression", 1, torch.zeros(5, 2), r"\(5, 2\) do not fit outputs of shape \(5, 1\)"),
     "regression broadcast": ("regression", 2, torch.zeros(5), r"\(5,\) do not fit outputs of shape \(5, 2\)"),
     "unknown": ("poisson", 3, Y, "'poisson' is not one of classification, binary, multilabel, regression"),

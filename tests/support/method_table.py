@@ -14,12 +14,13 @@ from torch import nn
 import nullbayes as nb
 from nullbayes import baselines, detectors, predictive
 from support import recipes
-from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, POISSON, TASKS, Task
+from support.models import BINARY, CLASSIFICATION, MLP, MULTILABEL, TASKS, Task
 
 X_NEW = MLP.inputs(4, torch.Generator().manual_seed(11))
 # the scores of the library, with the default first: those that need no samples, and all
 OF_NETWORK = ("max_probability", *(kind for kind in predictive.OF_MEAN if kind != "max_probability"))
 SCORES = ("entropy", *(kind for kind in predictive.SCORES if kind != "entropy"))
+TEMPERED = tuple(task for task in TASKS if nb.likelihoods.resolve(task.likelihood).has_closed_form)  # by a temperature
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ BASELINES = (
         baselines.TemperatureScaling,
         prior=False,
         still=True,
-        tasks=tuple(task for task in TASKS if task is not POISSON),  # which has no temperature
+        tasks=TEMPERED,
         scores=OF_NETWORK,
     ),
     Method(baselines.DiagonalLaplace),

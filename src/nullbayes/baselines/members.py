@@ -141,6 +141,11 @@ class DeepEnsemble(Baseline):
     >>> posterior = nb.baselines.DeepEnsemble(torch.nn.Linear(2, 3)).fit(x, y, n_samples=5, train=train)
     >>> posterior.predict(x).samples.shape
     torch.Size([5, 2, 3])
+
+    Networks that are trained already are handed over one by one:
+
+    >>> members = iter([train(0), train(1)])
+    >>> posterior = posterior.fit(x, y, n_samples=2, train=lambda seed: next(members))
     """
 
     _method = _Trained()

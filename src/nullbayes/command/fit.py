@@ -12,6 +12,7 @@ from nullbayes.command.frame import Command, Console, Refusal, folded, misused, 
 
 _TUNED = 1 / 3  # of the held-out data choose precision and temperature; the others calibrate
 _LEAST = 40  # held-out examples that calibrate needs
+_LEAST_OF_ALL = 70  # that are enough if some of them tune, whichever are drawn
 _FEW = 100  # ranked examples, below which it is worth a word that a named score ranks them all
 
 
@@ -138,8 +139,13 @@ def _check_number(held_out: Any, calibrating: Any, name: str) -> None:
     if left >= _LEAST:
         return
     total = number_of(held_out, 2 * _LEAST)
-    if total == left or total < _LEAST:
+    if total == left:
         msg = f"--held-out {name} has {total} examples, and calibrate needs at least {_LEAST}: pass more."
+    elif total < _LEAST:
+        msg = (
+            f"--held-out {name} has {total} examples, and calibrate needs at least {_LEAST}, beside those that tune, "
+            f"about a third of all: pass {_LEAST_OF_ALL} or more."
+        )
     else:
         msg = (
             f"--held-out {name} has {total} examples. About a third of them are kept for tuning, and the {left} that "

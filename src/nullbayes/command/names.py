@@ -21,6 +21,8 @@ _TYPED = (  # how messages of the library name what is passed in Python, and wha
     (r"load\(\.\.\., likelihood=\w+\)", "--likelihood own:loss"),
     (r"or (output|batch)_fn=lambda", r"or --\1-fn with the name of a function such as lambda"),
     (r"\b(output|batch)_fn=lambda", r"--\1-fn and the name of a function such as lambda"),
+    (r"load the state_dict that", "pass with --weights the weights that"),
+    (r"Are the trained weights loaded, model\.load_\S+\?", "Is --weights the file of the trained weights?"),
     (r"memory_limit='([^']*)'", r"--memory-limit \1"),
     (r"memory_limit\b", "--memory-limit"),
     (r"parameters='([^']*)'", r"--parameters '\1'"),

@@ -62,6 +62,15 @@ def beyond_rounding(limit: Tensor) -> Tensor:
     return torch.where(limit.isinf(), limit, limit + _OF_ERROR * limit.abs())
 
 
+def _in_percent(alpha: Any) -> str:
+    """Say what is probably meant by a level in percent, or by a rate of errors in percent."""
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not 1.0 < alpha < 100.0:
+        return ""
+    level = alpha >= 50.0
+    what = f"a level of {alpha:g} %" if level else f"{alpha:g} %"
+    return f" It is the rate of errors: for {what} pass {(100.0 - alpha if level else alpha) / 100.0:.2g}."
+
+
 def check_alpha(alpha: float, m: int) -> float:
     """Return a level, or refuse one that is no probability, or that so few held-out examples cannot reach."""
     given: Any = alpha
@@ -73,7 +82,7 @@ def check_alpha(alpha: float, m: int) -> float:
         )
         raise SettingsError(msg)
     if isinstance(alpha, bool) or not isinstance(alpha, Real) or not 0.0 < alpha < 1.0:
-        msg = f"alpha must be a number between 0 and 1, such as 0.05, not {alpha!r}."
+        msg = f"alpha must be a number between 0 and 1, such as 0.05, not {alpha!r}.{_in_percent(given)}"
         raise SettingsError(msg)
     if alpha >= 0.8:
         warn(f"alpha={alpha:g} is the probability of an error. For a level of {alpha:.0%} pass {1.0 - alpha:.2g}.")

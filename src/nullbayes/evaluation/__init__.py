@@ -10,7 +10,14 @@ import torch
 from nullbayes.errors import SettingsError
 from nullbayes.evaluation.entries import CALIBRATED, Entry, read_familiar, read_methods, read_strangers
 from nullbayes.evaluation.figures import figures, intervals
-from nullbayes.evaluation.measuring import MethodAnswers, ask_familiar, ask_strangers, costs, has_default_precision
+from nullbayes.evaluation.measuring import (
+    MethodAnswers,
+    ask_familiar,
+    ask_strangers,
+    costs,
+    has_default_precision,
+    noise_of,
+)
 from nullbayes.evaluation.results import Detection as Detection
 from nullbayes.evaluation.results import Evaluation as Evaluation
 from nullbayes.evaluation.results import EvaluationRow as EvaluationRow
@@ -143,6 +150,7 @@ def _row(
         peak_memory=memory,
         intervals=ends,
         default_precision=has_default_precision(entry.method),
+        noise=noise_of(entry.likelihood),
         calibrated_by=entry.method.calibration.kind if kind is None else "",
         scores_in=known,
         scores_out=unknown,

@@ -15,6 +15,7 @@ from nullbayes.errors import DataError
 from nullbayes.evaluation.entries import Entry
 from nullbayes.evaluation.judging import Judged, joined, judge
 from nullbayes.jacobian.loaders import Given
+from nullbayes.likelihoods import Likelihood, Regression
 from nullbayes.predictive import Mask, stream
 
 
@@ -118,6 +119,14 @@ def _located(where: str, batches: Iterator[Any]) -> Iterator[Any]:
 def has_default_precision(method: Any) -> bool:
     """Return whether a method reports that it is at its default prior precision."""
     return bool(getattr(getattr(method, "report", None), "has_default_precision", False))
+
+
+def noise_of(likelihood: Likelihood) -> tuple[float, ...]:
+    """Return the standard deviation of the noise of a regression, of each output or of all; empty without noise."""
+    if not isinstance(likelihood, Regression) or likelihood.sigma_noise is None:
+        return ()
+    given = likelihood.sigma_noise
+    return given if isinstance(given, tuple) else (given,)
 
 
 def costs(method: Any) -> tuple[float | None, int | None]:

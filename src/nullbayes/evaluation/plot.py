@@ -105,16 +105,20 @@ def _quantile(values: Tensor, share: float) -> float:
 def _reliability(axis: Any, rows: list[EvaluationRow], styles: dict[str, dict[str, str]]) -> None:
     """Draw one curve for each prediction, which rows share that differ in their score alone."""
     axis.plot([0, 1], [0, 1], color=_GREY, lw=1, ls=":")
-    drawn: list[Tensor] = []
+    shared: list[tuple[Tensor, list[EvaluationRow]]] = []
     for row in rows:
         table = row.reliability
         assert table is not None
-        if len(drawn) == _MOST or any(torch.equal(table, other) for other in drawn):
-            continue
-        drawn.append(table)
+        others = next((alike for other, alike in shared if torch.equal(table, other)), None)
+        if others is not None:
+            others.append(row)
+        else:
+            shared.append((table, [row]))
+    for table, alike in shared[:_MOST]:
+        row, names = alike[0], list(dict.fromkeys(row.label for row in alike))
         counts, met, promised = (values[table[0] > 0] for values in table)
         x, y, style = (promised / counts).numpy(), (met / counts).numpy(), styles[row.name]
-        axis.plot(x, y, lw=1.2, label=row.name.removesuffix(f": {row.score}"), **style)
+        axis.plot(x, y, lw=1.2, label=", ".join(names[:3]) + ", ..." * (len(names) > 3), **style)
         axis.scatter(x, y, s=(8.0 + 120.0 * counts / counts.sum()).numpy(), color=style["color"], clip_on=False)
     axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), aspect="equal")
     if rows[0].rmse is None:

@@ -64,6 +64,9 @@ class EvaluationRow:
         As the fit reported them, memory in bytes.
     default_precision : bool
         Whether a baseline is at the default prior precision of 1.
+    noise : tuple of float
+        Of a regression: the standard deviation of targets around outputs that the method predicts with, for each output
+        or for all of them.
     calibrated_by : str
         The score that was calibrated, where ``score`` is "calibrated"; else empty.
     seconds_per_1000 : float
@@ -94,6 +97,7 @@ class EvaluationRow:
     peak_memory: int | None = None
     intervals: Intervals = field(default_factory=dict)
     default_precision: bool = field(default=False, kw_only=True)
+    noise: tuple[float, ...] = field(default=(), kw_only=True)
     calibrated_by: str = field(default="", kw_only=True)
     scores_in: Tensor = field(kw_only=True, repr=False, compare=False)
     scores_out: dict[str, Tensor] = field(kw_only=True, repr=False, compare=False)
@@ -194,7 +198,7 @@ def _plain(row: EvaluationRow) -> dict[str, Any]:
         name: dataclasses.asdict(detection) | {"intervals": _lists(detection.intervals)}
         for name, detection in row.strangers.items()
     }
-    return found | {"intervals": _lists(row.intervals)}
+    return found | {"intervals": _lists(row.intervals), "noise": list(row.noise)}
 
 
 def _lists(intervals: Intervals) -> dict[str, list[float]]:

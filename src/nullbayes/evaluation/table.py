@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH = 120
 _LONGEST_NAME = 36
+_ALIKE = 1.1  # how many times as large as another a noise is without a word
 _GAP, _GROUP_GAP = "  ", "    "
 _ARROWS = {"higher": " ↑", "lower": " ↓"}
 _MEANINGS = {
@@ -25,6 +26,7 @@ _MEANINGS = {
     "AUROC": "probability that a strange input scores higher than a familiar one",
     "AUPR": "average precision of finding the strange inputs; chance is their share",
     "FPR95": "share of familiar inputs flagged where 95 % of the strange ones are",
+    "MiB": "memory of the fit at its peak, beyond what the process held before it",
 }
 
 
@@ -146,9 +148,9 @@ def as_text(evaluation: Evaluation) -> str:
         legend = f"* best method of its column, ties share it; {legend}"
     if any(row.intervals or any(found.intervals for found in row.strangers.values()) for row in evaluation.rows):
         legend += "; [,] 90 % interval over resampled examples"
-    shown = {cells.title.split(" ")[0] for block in blocks for cells in block}
+    shown = {cells.title.split()[0] for block in blocks for cells in block}
     legend += "".join(f"\n{label}: {meaning}" for label, meaning in _MEANINGS.items() if label in shown)
-    notes = (_judged(evaluation.rows), _unlike(evaluation.rows), _unchosen(evaluation.rows))
+    notes = (_judged(evaluation.rows), _unlike(evaluation.rows), _unchosen(evaluation.rows), _noisy(evaluation.rows))
     return "\n\n".join([*(_block(names, block) for block in blocks), legend + "".join(notes)])
 
 
@@ -179,6 +181,19 @@ def _unchosen(rows: tuple[EvaluationRow, ...]) -> str:
     if not found:
         return ""
     return f"\nat the default prior precision of 1: {_some(found)}; optimize_prior_precision(held_out) chooses one"
+
+
+def _noisy(rows: tuple[EvaluationRow, ...]) -> str:
+    """Say with which noise the methods of a regression predict, where it makes a difference between them."""
+    rows = tuple(row for row in rows if row.noise and row.nll is not None)
+    if all(max(noises) <= _ALIKE * min(noises) for noises in zip(*(row.noise for row in rows), strict=False)):
+        return ""
+    found: dict[str, dict[str, None]] = {}
+    for row in rows:
+        found.setdefault(_some(f"{noise:.2g}" for noise in row.noise), {})[row.label] = None
+    noises = "; ".join(f"{noise} ({_some(names)})" for noise, names in found.items())
+    how = "likelihood=nb.likelihoods.Regression(sigma_noise=...) gives all methods the same"
+    return f"\nnoise of the targets, which NLL and intervals depend on: {noises}\n{how}"
 
 
 def _some(names: Iterable[str]) -> str:

@@ -18,6 +18,7 @@ BatchFn = Callable[[Any], tuple[Any, Tensor]]
 _TOKENS = (torch.bool, torch.int16, torch.int32)  # hashed as int64; bytes stay, which images are made of
 _COLUMNS = "; columns "  # in a signature, before the names of the columns of a table
 _NAMED_COLUMNS = 20  # that an error lists
+NUMBERED = "numpy.unique(labels, return_inverse=True)[1] has the numbers of classes in alphabetical order."
 _MOST_COLUMNS = 1024  # of a table
 TARGETS = ("labels", "label", "targets", "target", "y")
 _WEIGHTS = ("weight", "weights", "sample_weight", "sample_weights")
@@ -101,6 +102,19 @@ def map_leaves(function: Callable[..., Any], x: Any, *others: Any) -> Any:
     return x
 
 
+def _no_numbers(x: Any, array: np.ndarray) -> str:
+    """Say what to do with an array or a table that cannot be made a tensor."""
+    if array.ndim != 2 or not hasattr(x, "columns"):
+        return f"An array of {array.dtype} cannot be made a tensor: convert it to numbers. {NUMBERED}"
+    kinds = [np.asarray(x.iloc[:, i]).dtype.kind for i in range(array.shape[1])]
+    words = [repr(name) for name, kind in zip(x.columns, kinds, strict=True) if kind not in "biuf"]
+    if not words:  # such as those of pandas.get_dummies beside numbers
+        found = ", ".join(sorted({str(kind) for kind in x.dtypes}))
+        return f"A table with columns of {found} cannot be made one tensor: pass table.astype('float32')."
+    first = ", ".join(words[:4]) + ", ..." * (len(words) > 4)
+    return f"Columns of the table hold no numbers ({first}): encode or drop them as for the training of the network."
+
+
 def is_array(x: Any) -> bool:
     """Whether something is a tensor or an array, also of pandas."""
     return isinstance(x, Tensor) or (hasattr(x, "__array__") and getattr(x, "ndim", 0) > 0)
@@ -121,8 +135,7 @@ def as_tensors(x: Any, dtype: torch.dtype | None) -> Any:
         try:
             tensor = torch.from_numpy(np.array(array) if not array.flags.writeable else np.ascontiguousarray(array))
         except TypeError:
-            msg = f"An array of {array.dtype} cannot be made a tensor: convert it to numbers."
-            raise DataError(msg) from None
+            raise DataError(_no_numbers(x, array)) from None
         return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
     if isinstance(x, Mapping):
         return {key: as_tensors(value, dtype) for key, value in x.items()}

@@ -152,6 +152,9 @@ def _check_uniform(chosen: Mapping[str, Tensor]) -> None:
                 "move the model to one, or restrict parameters=... to one."
             )
             raise ModelError(msg)
+    if any(p.is_meta for p in chosen.values()):
+        msg = "The parameters have no values (device meta): build the model on a real device, and load its weights."
+        raise ModelError(msg)
     if not all(p.is_floating_point() for p in chosen.values()):
         msg = "Only floating-point parameters can vary: restrict parameters=... to those."
         raise ModelError(msg)

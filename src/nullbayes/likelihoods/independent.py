@@ -148,10 +148,10 @@ class Regression(Likelihood):
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Refuse integer targets, shapes that would be broadcast, and noise for another number of outputs."""
         if not targets.is_floating_point():
-            msg = (
-                'Targets are integers: use likelihood="classification", '
-                'or convert them with targets.float() for "regression".'
-            )
+            one = outputs.ndim == 1 or outputs.shape[1] == 1
+            labels = not one or bool(((targets == 0) | (targets == 1)).all())
+            other = f'use likelihood="{"binary" if one else "classification"}", or ' if labels else ""
+            msg = f'Targets are integers: {other}convert them with targets.float() for "regression".'
             raise LikelihoodError(msg)
         if not alike(tuple(outputs.shape), tuple(targets.shape)):
             msg = (

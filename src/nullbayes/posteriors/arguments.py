@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import DataError, SettingsError
-from nullbayes.jacobian.batches import is_array
+from nullbayes.jacobian.batches import NUMBERED, is_array
 from nullbayes.jacobian.network import Network
 from nullbayes.limits import free_memory
 
@@ -28,7 +28,9 @@ def data_and_count(loader: Any, targets: Any, n_samples: Any, least: int = 0) ->
     """Return the data and the number of samples of ``fit(loader, n)``, ``fit(x, y)`` or ``fit(x, y, n)``."""
     pair = is_array(targets)
     if isinstance(targets, (list, tuple)):
-        msg = f"Targets must be a tensor or an array, not a {type(targets).__name__}: torch.as_tensor makes one of it."
+        words = isinstance(targets, (list, tuple)) and any(isinstance(target, str) for target in targets)
+        how = f"pass the numbers of the classes. {NUMBERED}" if words else "torch.as_tensor makes one of it."
+        msg = f"Targets must be a tensor or an array, not a {type(targets).__name__}{' of words' * words}: {how}"
         raise DataError(msg)
     count = whole(n_samples if pair or targets is None else targets)
     if count < least:
