@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,6 +205,29 @@ def test_training_data_in_another_precision_are_found_where_the_network_rounds_i
         posterior.calibrate(x.to(now).numpy(), y)
     with pytest.warns(nb.errors.NullBayesWarning, match="60 of the 60 inputs are training data"):
         nb.evaluate([posterior], (x.to(now), y))
+
+
+def test_times_that_single_precision_does_not_tell_apart_are_different_inputs(tmp_path: Path) -> None:
+    """Of Unix time in minutes, two in a row are the same number in single precision."""
+
+    class Hours(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward((x - 1.7e9) / 3600)
+
+    x = 1.7e9 + 60 * torch.arange(240, dtype=torch.float64)[:, None]
+    noise = randn(240, 1, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    model = Hours(1, 1, dtype=torch.float64)
+    nn.init.ones_(model.weight)
+    nn.init.zeros_(model.bias)
+    y = model(x).detach() + 0.3 * noise
+    posterior = nb.baselines.DiagonalLaplace(model, "regression").fit(x[::2], y[::2], 4)
+    posterior.save(tmp_path / "times.safetensors")
+    for each in (posterior, nb.load(tmp_path / "times.safetensors", model)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert each.calibrate(x[1::2], y[1::2]).calibration is not None
+        with pytest.raises(DataError, match="120 of the 120 held-out inputs are training data"):
+            each.calibrate(x[::2], y[::2])
 
 
 def test_targets_in_other_units_cause_a_warning() -> None:

@@ -136,11 +136,12 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
     split, of_errors, of_scores = (torch.Generator().manual_seed(seed) for seed in (0, 2, 3))
     columns, errors, positions, keys, pool, guesses, overlap = [], [], [], [], _Pool(_PER_KIND), Guesses(), 0
     sums: list[Tensor] = []
-    repeated = 0.0 if posterior._familiar is None else posterior._familiar.repeated
+    familiar = posterior._familiar
+    repeated = 0.0 if familiar is None else familiar.repeated
     for x, y in data:
         n = n_examples(x)
         drawn = torch.rand(n, generator=split, dtype=torch.float64, device="cpu")
-        sums.append(single_checksums(x, n))
+        sums.append(single_checksums(x, n) if familiar is None else familiar.checksums(x, n))
         new = unseen(posterior, sums[-1])
         overlap += int((~new).sum())
         if repeated > OVERLAP:  # new inputs are often equal to training inputs, and are still new
@@ -176,11 +177,11 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
     found_errors = _joined(errors)
     if found_errors is not None and not posterior.likelihood.has_probabilities:
         _check_distances(found_errors)
-    warn_of_tuned(posterior._familiar, torch.cat(sums))
-    warn_of_copies(posterior._familiar, torch.cat(sums))
+    warn_of_tuned(familiar, torch.cat(sums))
+    warn_of_copies(familiar, torch.cat(sums))
     some = pool.joined(min(_PER_KIND, _MOST_LEARNED, count // 2))
-    if posterior._familiar is not None and some:
-        _check_scales(posterior._familiar, max(some, key=n_examples))
+    if familiar is not None and some:
+        _check_scales(familiar, max(some, key=n_examples))
     return HeldOut(
         _finite(torch.cat(columns), kind), found_errors, _joined(positions), torch.cat(keys), some
     )  # fmt: skip
