@@ -271,6 +271,19 @@ def test_rare_categories_are_no_other_scale() -> None:
         posterior.calibrate(x[400:] / 255.0, y[400:])
 
 
+def test_few_amounts_without_the_largest_of_many_are_no_other_scale() -> None:
+    """The standard deviation of amounts is that of the largest, which a few of them lack."""
+    amounts = (2.0 * randn(2100, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64)).exp()
+    amounts[::300] = 1e5
+    x, held_out = amounts[:2000], amounts[2001:2061]
+    posterior = nb.baselines.MAP(nn.Linear(1, 2).double()).fit(x, (x[:, 0] > 1).long())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Held-out inputs are")
+        posterior.calibrate(held_out)
+    with pytest.warns(nb.errors.NullBayesWarning, match="Held-out inputs are .* Were they scaled and normalized"):
+        posterior.calibrate(held_out / 1e6)
+
+
 def test_a_wild_number_in_one_column_is_no_other_scale() -> None:
     x, y = held()
     posterior = fitted()

@@ -228,20 +228,22 @@ def _scales(familiar: Familiar, x: Any) -> Iterator[tuple[float, float]]:
     """Iterate over the numbers of inputs: how far off they are on average, and how many times as spread out.
 
     Both are compared with remembered inputs, in their standard deviations: column by column for a table, or each
-    tensor as a whole. Without a table only a few inputs are remembered, and images may be dark or bright: others are
-    compared in parts of as many inputs, and the part that differs least counts.
+    tensor as a whole. Few rows of a table may lack the largest amounts of many, and without a table only a few inputs
+    are remembered, and images may be dark or bright: the more are compared in parts of as many as the fewer, and the
+    part that differs least counts.
     """
     if familiar.rows is not None:
         new = table_rows(x)
         if new is not None and new.shape[1] == familiar.rows.shape[1]:
-            yield _scale(familiar.rows, new)
+            count = max(1, len(familiar.rows) // len(new))
+            yield min((_scale(familiar.rows[i::count], new) for i in range(count)), key=_apart)
     elif familiar.probe is not None:
         here = by_place(x)
         for place, known in familiar.probe.inputs.items():
             new = here.get(place) if known.is_floating_point() else None
             if new is not None:
                 parts = (_scale(known.reshape(-1, 1), part.reshape(-1, 1)) for part in new.split(len(known)))
-                yield min(parts, key=lambda found: max(found[0], _off_one(found[1])))
+                yield min(parts, key=_apart)
 
 
 def _scale(known: Tensor, new: Tensor) -> tuple[float, float]:  # (n, p), (m, p)
@@ -258,6 +260,11 @@ def _scale(known: Tensor, new: Tensor) -> tuple[float, float]:  # (n, p), (m, p)
     away, wider = (new.mean(0) - known.mean(0)).abs() / spread, new.std(0, unbiased=False) / spread
     spreads = float(wider[varies].median()), float(wider[varies].square().mean().sqrt())
     return float(away[varies].median()), min(spreads, key=_off_one)
+
+
+def _apart(found: tuple[float, float]) -> float:
+    """Return how much inputs differ that are so far off, and so many times as spread out."""
+    return max(found[0], _off_one(found[1]))
 
 
 def _off_one(ratio: float) -> float:
