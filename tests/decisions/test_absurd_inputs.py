@@ -169,6 +169,13 @@ def test_a_very_low_statistic_does_not_make_up_for_one_beyond_all_that_is_famili
     assert float(found(barely)) == pytest.approx(2.0)
 
 
+def test_certainty_does_not_make_up_for_a_statistic_of_a_row_beyond_its_bound() -> None:
+    """Other statistics count at least as for average rows, whose sum is above zero where low statistics count."""
+    found = Weights((0.9, 0.0), mean=(0.0, 0.0), scale=(1.0, 1.0), bound=(4.0, 4.0), low=(0.1, 0.0), usual=(2.0, 2.0))
+    average, certain = found(torch.tensor([[0.0, 0.0], [-1.5, 4.1]], dtype=torch.float64))
+    assert float(certain) == pytest.approx(float(average) + 0.1)
+
+
 def test_images_of_another_scale_are_flagged_though_the_network_is_certain_of_them() -> None:
     def draw(n: int, seed: int) -> tuple[Tensor, Tensor]:
         x = rand(n, 3, 8, 8, generator=seeded(seed))  # strangers that are made of noise are like it

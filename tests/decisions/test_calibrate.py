@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import nullbayes as nb
 from nullbayes.decisions import deciding, held_out
 from nullbayes.errors import DataError, NotFittedError, NullBayesWarning, SettingsError
 from support.calibrations import X_NEW, fitted, held
+from support.drawing import randn
 from support.models import CLASSIFICATION, REGRESSION
 from support.trained import draw, trained
 
@@ -61,6 +63,27 @@ def test_strangers_are_made_of_examples_that_are_not_ranked(posterior: Any, monk
     assert not any(float((found.scores - score).abs().min()) < 1e-9 for score in scores.cpu())
     ranked = [i for i, row in enumerate(x) if not bool((used == row).all(1).any())]
     assert torch.allclose(posterior.ood_score(x[ranked], "combined").cpu().sort().values, found.scores)
+
+
+@pytest.mark.parametrize("positions", [(), (5,)])
+@pytest.mark.parametrize("mixed", [0.0, 0.1])  # then one negative number spoils all positions
+def test_strangers_that_a_network_cannot_take_cause_no_warning(positions: tuple[int, ...], mixed: float) -> None:
+    """Of positive numbers some strangers are negative, and nobody can leave these out."""
+
+    class Logarithms(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            logs = x.log()
+            return super().forward(logs + mixed * logs.flatten(1).mean(1).view(-1, *(1,) * (x.ndim - 1)))
+
+    x = randn(160, *positions, 4, generator=torch.Generator().manual_seed(3)).exp()
+    model = Logarithms(4, 3)
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(3, 4))
+    posterior = nb.baselines.DiagonalLaplace(model).fit(x[:60], x[:60, ..., :3].argmax(-1), 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = posterior.calibrate(x[60:], x[60:, ..., :3].argmax(-1)).calibration
+    assert "negative" in found.strangers
 
 
 def test_the_weights_follow_from_the_learned_half_alone(posterior: Any) -> None:

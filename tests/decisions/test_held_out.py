@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,6 +207,29 @@ def test_training_data_in_another_precision_are_found_where_the_network_rounds_i
         nb.evaluate([posterior], (x.to(now), y))
 
 
+def test_times_that_single_precision_does_not_tell_apart_are_different_inputs(tmp_path: Path) -> None:
+    """Of Unix time in minutes, two in a row are the same number in single precision."""
+
+    class Hours(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward((x - 1.7e9) / 3600)
+
+    x = 1.7e9 + 60 * torch.arange(240, dtype=torch.float64)[:, None]
+    noise = randn(240, 1, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    model = Hours(1, 1, dtype=torch.float64)
+    nn.init.ones_(model.weight)
+    nn.init.zeros_(model.bias)
+    y = model(x).detach() + 0.3 * noise
+    posterior = nb.baselines.DiagonalLaplace(model, "regression").fit(x[::2], y[::2], 4)
+    posterior.save(tmp_path / "times.safetensors")
+    for each in (posterior, nb.load(tmp_path / "times.safetensors", model)):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert each.calibrate(x[1::2], y[1::2]).calibration is not None
+        with pytest.raises(DataError, match="120 of the 120 held-out inputs are training data"):
+            each.calibrate(x[::2], y[::2])
+
+
 def test_targets_in_other_units_cause_a_warning() -> None:
     x, y = held(task=REGRESSION)
     posterior = fitted(REGRESSION)
@@ -245,6 +269,19 @@ def test_rare_categories_are_no_other_scale() -> None:
         posterior.calibrate(x[400:], y[400:])
     with pytest.warns(nb.errors.NullBayesWarning, match="Held-out inputs are .* Were they scaled and normalized"):
         posterior.calibrate(x[400:] / 255.0, y[400:])
+
+
+def test_few_amounts_without_the_largest_of_many_are_no_other_scale() -> None:
+    """The standard deviation of amounts is that of the largest, which a few of them lack."""
+    amounts = (2.0 * randn(2100, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64)).exp()
+    amounts[::300] = 1e5
+    x, held_out = amounts[:2000], amounts[2001:2061]
+    posterior = nb.baselines.MAP(nn.Linear(1, 2).double()).fit(x, (x[:, 0] > 1).long())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Held-out inputs are")
+        posterior.calibrate(held_out)
+    with pytest.warns(nb.errors.NullBayesWarning, match="Held-out inputs are .* Were they scaled and normalized"):
+        posterior.calibrate(held_out / 1e6)
 
 
 def test_a_wild_number_in_one_column_is_no_other_scale() -> None:

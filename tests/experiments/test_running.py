@@ -334,3 +334,19 @@ def test_bad_arguments_are_refused(tmp_path: Path) -> None:
     other.write_text('{"name": "mnist"}')
     with pytest.raises(Mixed, match="no results of svhn: it is of mnist"):
         reproduce("svhn", tmp_path, data=None, device=CPU, earlier=other)
+    for text in (b"no JSON", b"\xff\x00", b"[1]"):
+        other.write_bytes(text)
+        with pytest.raises(Mixed, match=r"no results of svhn: pass the results\.json"):
+            reproduce("svhn", tmp_path, data=None, device=CPU, earlier=other)
+
+
+def test_a_fresh_run_does_not_discard_what_it_is_to_continue_from(tmp_path: Path) -> None:
+    old = tmp_path / "svhn" / "results.json"
+    write(old, lambda part: part.write_text('{"name": "svhn"}'))
+    with pytest.raises(Mixed, match="which is to be discarded: move it elsewhere first"):
+        reproduce("svhn", tmp_path, data=None, device=CPU, earlier=old, fresh=True)
+    other = tmp_path / "other.json"
+    other.write_text('{"name": "mnist"}')
+    with pytest.raises(Mixed, match="it is of mnist"):
+        reproduce("svhn", tmp_path, data=None, device=CPU, earlier=other, fresh=True)
+    assert old.read_text() == '{"name": "svhn"}'

@@ -87,7 +87,7 @@ def test_inputs_and_targets_that_are_swapped_are_told_so(task: Task, flat: bool)
     x, y = task.data(n=12)
     model = MLP.build(task.outputs)
     network = nn.Sequential(nn.Flatten(), model) if flat else model
-    with pytest.raises(InputError, match=r"takes the targets in their place: pass \(inputs, targets\), in this order"):
+    with pytest.raises(InputError, match=r"takes the targets in their place: if they were swapped, pass \(inputs"):
         nb.OutputJacobian(network, [(y, x)], task.likelihood)
     with pytest.raises(InputError) as other:
         nb.OutputJacobian(network, [(x[:, :1], y)], task.likelihood)
@@ -101,6 +101,13 @@ def test_inputs_of_as_many_numbers_as_targets_are_not_said_to_be_swapped() -> No
     with pytest.raises(InputError) as other:  # which lack the dimension of the one input
         nb.OutputJacobian(nn.Linear(1, 1), [(numbers[:, 0], numbers[:, :1])], "regression")
     assert "in their place" not in str(other.value)
+
+
+def test_bytes_of_images_are_not_said_to_be_swapped_where_a_network_takes_targets_of_another_size() -> None:
+    twice = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Upsample(scale_factor=2), nn.Conv2d(2, 1, 1))
+    small, large = (randn(6, 1, side, side, generator=GENERATOR).float() for side in (4, 8))
+    with pytest.raises(InputError, match="Whole numbers may have to be converted"):
+        nb.OutputJacobian(twice, [(small.byte(), large)], "regression")
 
 
 def test_labels_to_be_ignored_are_not_tried_as_inputs() -> None:

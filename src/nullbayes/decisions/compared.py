@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ from nullbayes.decisions.held_out import position_scores
 from nullbayes.decisions.posterior import Posterior, need_familiar
 from nullbayes.decisions.strangers import strangers
 from nullbayes.decisions.words import extreme_words, strange_words
+from nullbayes.errors import NullBayesWarning
 from nullbayes.jacobian.batches import take_examples
 from nullbayes.jacobian.tables import Lookup, find_lookups, takes
 from nullbayes.metrics import auroc
@@ -27,7 +31,8 @@ def made_strangers(posterior: Posterior, pool: list[Any], mask: Mask) -> dict[st
     generator, found = torch.Generator().manual_seed(1), dict[str, list[Tensor]]()
     for x in pool:
         for kind, made in strangers(x, generator, _lookups(posterior, x, pool), pool):
-            values = torch.cat(list(statistics.combined(posterior, made, mask))).cpu()
+            with _made_up():
+                values = torch.cat(list(statistics.combined(posterior, made, mask))).cpu()
             values = values[torch.isfinite(values).all(1)]
             if len(values):
                 found.setdefault(kind, []).append(values)
@@ -56,13 +61,25 @@ def best_position_kind(posterior: Posterior, pool: list[Any], mask: Mask, kinds:
     for x in pool if len(kinds) > 1 else ():
         own = position_scores(posterior, posterior._predict(x, mask=mask), kinds, generator)
         for _, made in strangers(x, torch.Generator().manual_seed(1), _lookups(posterior, x, pool), pool):
-            other = position_scores(posterior, posterior._predict(made, mask=mask), kinds, generator)
+            with _made_up():
+                other = position_scores(posterior, posterior._predict(made, mask=mask), kinds, generator)
             assert own is not None
             assert other is not None
+            if bool(other.isnan().all(0).any()):  # the network answers none of these strangers
+                continue
             pairs, tried = zip(own.T, other.T, strict=True), tried + 1
             wins += torch.tensor([auroc(a[~a.isnan()], b[~b.isnan()]) for a, b in pairs], device="cpu")
     wins /= max(1, tried)
     return kinds[int((wins >= wins.max() - _AS_GOOD).nonzero()[0])]
+
+
+@contextmanager
+def _made_up() -> Iterator[None]:
+    """Predict inputs that nobody has passed, without warnings of NaN: nobody can leave these inputs out."""
+    with warnings.catch_warnings():
+        for message in ("The network itself answers NaN", "Some predictions or their variances"):
+            warnings.filterwarnings("ignore", message, NullBayesWarning)
+        yield
 
 
 def _lookups(posterior: Posterior, x: Any, pool: list[Any]) -> list[Lookup]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from nullbayes.errors import DataError
-from nullbayes.jacobian.batches import table_rows, with_leaves
+from nullbayes.jacobian.batches import input_checksums, single_checksums, table_rows, with_leaves
 from nullbayes.linalg.spectral import eigh
 
 NEIGHBOURS = (1, 10, 50)
@@ -61,6 +61,8 @@ class Familiar:
         The checksums of the inputs that have chosen precision or temperature since, on the CPU.
     probe : Probe or None
         A few inputs with their outputs; None if they are large, or hold other things than tensors.
+    exact : bool
+        Whether checksums are of inputs as they are, because single precision does not tell one from another.
     """
 
     layer: str
@@ -69,6 +71,7 @@ class Familiar:
     table: tuple[Tensor, ...] = ()
     tuned: Tensor | None = None
     probe: Probe | None = None
+    exact: bool = False
 
     @cached_property
     def rows(self) -> Tensor | None:  # (n, p)
@@ -140,6 +143,10 @@ class Familiar:
         table of a few categories.
         """
         return repeated_share(self.sums)
+
+    def checksums(self, x: Any, n: int) -> Tensor:  # (n,)
+        """Return the checksums of ``n`` inputs, in the precision in which training inputs are known."""
+        return (input_checksums if self.exact else single_checksums)(x, n)
 
     def seen_in(self, sums: Tensor) -> Tensor:  # (n,) -> bool (n,)
         """Return which inputs, given by their checksums, were training inputs."""

@@ -15,6 +15,7 @@ from nullbayes.jacobian.features import FeatureReader
 from nullbayes.jacobian.network import Network
 
 _TABLE, _COUNT = "table.", "tables"  # names: of the tensors of rows, with a number, and how many there are
+_EXACT = "exact"  # and the name of what says that checksums are of inputs as they are
 _PROBE, _OUTPUTS = "probe.", "outputs"  # and a place in the inputs: names of the tensors of a probe
 
 
@@ -25,6 +26,7 @@ def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
     count = torch.tensor(len(familiar.table), dtype=torch.int64, device="cpu")
     found = {"features": familiar.features, "sums": familiar.sums, _COUNT: count}
     found |= {} if familiar.tuned is None else {"tuned": familiar.tuned}
+    found |= {_EXACT: torch.ones_like(count)} if familiar.exact else {}
     if familiar.probe is not None:
         found |= {_OUTPUTS: familiar.probe.outputs}
         found |= {f"{_PROBE}{place}": leaf for place, leaf in familiar.probe.inputs.items()}
@@ -67,4 +69,4 @@ def from_file(
     probe = None if outputs is None else Probe(inputs, outputs)
     if probe is not None:
         check_probe(probe, network)
-    return Familiar(layer, features.to(network.device), sums, here, tuned, probe)
+    return Familiar(layer, features.to(network.device), sums, here, tuned, probe, f"familiar.{_EXACT}" in tensors)

@@ -136,11 +136,12 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
     split, of_errors, of_scores = (torch.Generator().manual_seed(seed) for seed in (0, 2, 3))
     columns, errors, positions, keys, pool, guesses, overlap = [], [], [], [], _Pool(_PER_KIND), Guesses(), 0
     sums: list[Tensor] = []
-    repeated = 0.0 if posterior._familiar is None else posterior._familiar.repeated
+    familiar = posterior._familiar
+    repeated = 0.0 if familiar is None else familiar.repeated
     for x, y in data:
         n = n_examples(x)
         drawn = torch.rand(n, generator=split, dtype=torch.float64, device="cpu")
-        sums.append(single_checksums(x, n))
+        sums.append(single_checksums(x, n) if familiar is None else familiar.checksums(x, n))
         new = unseen(posterior, sums[-1])
         overlap += int((~new).sum())
         if repeated > OVERLAP:  # new inputs are often equal to training inputs, and are still new
@@ -176,11 +177,11 @@ def read(posterior: Posterior, data: Iterator[tuple[Any, Tensor | None]], kind: 
     found_errors = _joined(errors)
     if found_errors is not None and not posterior.likelihood.has_probabilities:
         _check_distances(found_errors)
-    warn_of_tuned(posterior._familiar, torch.cat(sums))
-    warn_of_copies(posterior._familiar, torch.cat(sums))
+    warn_of_tuned(familiar, torch.cat(sums))
+    warn_of_copies(familiar, torch.cat(sums))
     some = pool.joined(min(_PER_KIND, _MOST_LEARNED, count // 2))
-    if posterior._familiar is not None and some:
-        _check_scales(posterior._familiar, max(some, key=n_examples))
+    if familiar is not None and some:
+        _check_scales(familiar, max(some, key=n_examples))
     return HeldOut(
         _finite(torch.cat(columns), kind), found_errors, _joined(positions), torch.cat(keys), some
     )  # fmt: skip
@@ -227,20 +228,22 @@ def _scales(familiar: Familiar, x: Any) -> Iterator[tuple[float, float]]:
     """Iterate over the numbers of inputs: how far off they are on average, and how many times as spread out.
 
     Both are compared with remembered inputs, in their standard deviations: column by column for a table, or each
-    tensor as a whole. Without a table only a few inputs are remembered, and images may be dark or bright: others are
-    compared in parts of as many inputs, and the part that differs least counts.
+    tensor as a whole. Few rows of a table may lack the largest amounts of many, and without a table only a few inputs
+    are remembered, and images may be dark or bright: the more are compared in parts of as many as the fewer, and the
+    part that differs least counts.
     """
     if familiar.rows is not None:
         new = table_rows(x)
         if new is not None and new.shape[1] == familiar.rows.shape[1]:
-            yield _scale(familiar.rows, new)
+            count = max(1, len(familiar.rows) // len(new))
+            yield min((_scale(familiar.rows[i::count], new) for i in range(count)), key=_apart)
     elif familiar.probe is not None:
         here = by_place(x)
         for place, known in familiar.probe.inputs.items():
             new = here.get(place) if known.is_floating_point() else None
             if new is not None:
                 parts = (_scale(known.reshape(-1, 1), part.reshape(-1, 1)) for part in new.split(len(known)))
-                yield min(parts, key=lambda found: max(found[0], _off_one(found[1])))
+                yield min(parts, key=_apart)
 
 
 def _scale(known: Tensor, new: Tensor) -> tuple[float, float]:  # (n, p), (m, p)
@@ -257,6 +260,11 @@ def _scale(known: Tensor, new: Tensor) -> tuple[float, float]:  # (n, p), (m, p)
     away, wider = (new.mean(0) - known.mean(0)).abs() / spread, new.std(0, unbiased=False) / spread
     spreads = float(wider[varies].median()), float(wider[varies].square().mean().sqrt())
     return float(away[varies].median()), min(spreads, key=_off_one)
+
+
+def _apart(found: tuple[float, float]) -> float:
+    """Return how much inputs differ that are so far off, and so many times as spread out."""
+    return max(found[0], _off_one(found[1]))
 
 
 def _off_one(ratio: float) -> float:

@@ -11,7 +11,6 @@ from torch import Tensor
 from nullbayes.decisions.familiar import Familiar, repeated_share
 from nullbayes.decisions.posterior import Posterior, need_familiar
 from nullbayes.errors import DataError, warn
-from nullbayes.jacobian.batches import single_checksums
 
 _CHANCE = 0.05  # of the inputs may be training inputs without a warning
 _TIMES = 4.0  # as many pairs of equal inputs as expected are no chance
@@ -31,7 +30,7 @@ def watched(
         yield x, y
         total += len(y)
         if familiar is not None:
-            found = single_checksums(x, len(y))
+            found = familiar.checksums(x, len(y))
             seen += int(familiar.seen_in(found).sum())
             if sums is not None:
                 sums.append(found)

@@ -24,6 +24,7 @@ from nullbayes.precision import full_precision
 
 _MOST_EXAMPLES, _MOST_NUMBERS = 5000, 2**24
 _SIZES = (256, 16, 1)  # examples that are read at a time, as memory allows
+_ALIKE = 0.01  # of the inputs may be equal to others in single precision alone; of more, all digits count
 _PROBED, _NUMBERS, _ANSWERS = 4, 2**16, 2**12  # inputs of a probe; their numbers together; outputs of each
 _OF_SPREAD, _OF_SIZE, _COARSE = 1e-3, 1e-5, 5e-2  # by which outputs may differ on another machine; in half precision
 
@@ -49,7 +50,9 @@ def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
     table = () if table_rows(first) is None else _table(first, examples, len(features))
     probed = with_leaves(first, iter(_leaves_of_all(first, examples, few)))
     probe = examples.group.first(lambda: make_probe(network, probed))
-    return Familiar(layer, features, examples.group.join(examples.input_sums), table, probe=probe)
+    sums, as_they_are = map(examples.group.join, (examples.input_sums, examples.exact_sums))
+    exact = len(as_they_are.unique()) - len(sums.unique()) > _ALIKE * len(sums)
+    return Familiar(layer, features, as_they_are if exact else sums, table, probe=probe, exact=exact)
 
 
 def _table(first: Any, examples: Examples, n: int) -> tuple[Tensor, ...]:  # (n, ...) each

@@ -46,7 +46,8 @@ class Weights:
         z, broken = ((statistics - mean) / scale).nan_to_num(), ~torch.isfinite(statistics).all(1)
         sides = torch.cat([weights, statistics.new_tensor(self.low)])
         total, beyond = _sides(z, self.usual) @ sides, (z - bound).clamp_min(0.0).sum(1)
-        total = torch.where(beyond > 0.0, total.clamp_min(0.0) + beyond, total)
+        average = _sides(torch.zeros_like(z[:1]), self.usual) @ sides
+        total = torch.where(beyond > 0.0, total.maximum(average) + beyond, total)
         return total.masked_fill(broken, _LARGEST)
 
 

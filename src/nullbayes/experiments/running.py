@@ -85,17 +85,18 @@ def reproduce(
     if seeds < 1:
         msg = f"seeds must be 1 or more, not {seeds}."
         raise ValueError(msg)
-    where = folder / (f"{experiment.name}-quick" if quick else experiment.name)
+    where, found = folder / (f"{experiment.name}-quick" if quick else experiment.name), _read(earlier, experiment.name)
     if fresh:
+        if earlier is not None and where.resolve() in earlier.resolve().parents:
+            msg = f"{earlier} is in {where}, which is to be discarded: move it elsewhere first, or leave out --fresh."
+            raise Mixed(msg)
         with alone(where / _LOCK, wait=False) as mine:
             if not mine:
                 msg = f"Another process is at work in {where}: stop it before you discard what it has done."
                 raise Mixed(msg)
             _discard(where)
     with alone(where / _LOCK, wait=True, shared=True):
-        asked = Settings(
-            device=device, data=data, quick=quick, seeds=seeds, methods=methods, earlier=_read(earlier, experiment.name)
-        )
+        asked = Settings(device=device, data=data, quick=quick, seeds=seeds, methods=methods, earlier=found)
         return _run(experiment, where, asked, say)
 
 
@@ -103,7 +104,13 @@ def _read(earlier: Path | None, name: str) -> Mapping[str, Any] | None:
     """Return what an earlier run of the same experiment found."""
     if earlier is None:
         return None
-    found: Mapping[str, Any] = json.loads(earlier.read_text(encoding="utf-8"))
+    try:
+        found: Any = json.loads(earlier.read_text(encoding="utf-8"))
+    except ValueError:  # it is no JSON, or no text at all
+        found = None
+    if not isinstance(found, dict):
+        msg = f"{earlier} has no results of {name}: pass the results.json of an earlier run."
+        raise Mixed(msg)
     if found.get("name") != name:
         msg = f"{earlier} has no results of {name}: it is of {found.get('name', 'no experiment')}."
         raise Mixed(msg)

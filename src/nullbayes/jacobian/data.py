@@ -77,7 +77,9 @@ class Examples:
     partial : bool
         Whether these are only some of the training data.
     input_sums : Tensor (N,)
-        The checksum of every input, without its target.
+        The checksum of every input, without its target, in single precision.
+    exact_sums : Tensor (N,)
+        The checksum of every input as it is.
     columns : sequence of str
         The names of the columns, where the inputs came as a table.
     group : Group
@@ -106,7 +108,7 @@ class Examples:
         self._starts = [0]
         self._layout: dict[str, Any] = {}
         self._batches: list[Batch] | None = []  # None: too large to hold
-        self.input_sums, self._sums, size = self._read_all(loader, held_bytes)
+        self.input_sums, self.exact_sums, self._sums, size = self._read_all(loader, held_bytes)
         self._stream: Stream | None = Stream(loader, len(self._starts) - 1, held_bytes)
         self._fixed = False  # whether nobody else can write into the tensors that are held
         self._probe()
@@ -215,10 +217,10 @@ class Examples:
         """Return a hash of all data: the checksums of the examples in order, their shapes and types."""
         return fingerprint([("checksums", self._sums)], repr(self._layout))
 
-    def _read_all(self, loader: Iterable[Any], held_bytes: int) -> tuple[Tensor, Tensor, int]:
-        """Read the data for the first time; return checksums of the inputs and of all, and the size in bytes."""
+    def _read_all(self, loader: Iterable[Any], held_bytes: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        """Read the data for the first time; return checksums of inputs and of all, and the size in bytes."""
         inputs: list[Tensor] = []
-        sums, size = [], 0
+        exact, sums, size = list[Tensor](), list[Tensor](), 0
         for i, batch in enumerate(loader):
             if self._batch_fn is None:
                 self.columns = self.columns or columns_of(batch)
@@ -229,9 +231,9 @@ class Examples:
             self._layout = self._layout or found
             if found != self._layout:
                 raise DataError(_difference(i, found, self._layout))
-            exact = input_checksums(x, len(y))
-            inputs.append(single_checksums(x, len(y), exact))
-            sums.append(checksums([y], len(y), exact))
+            exact.append(input_checksums(x, len(y)))
+            inputs.append(single_checksums(x, len(y), exact[-1]))
+            sums.append(checksums([y], len(y), exact[-1]))
             self._starts.append(self._starts[-1] + len(y))
             size += batch_bytes(x, y)
             if size > held_bytes:
@@ -241,7 +243,7 @@ class Examples:
         if not sums:
             msg = "The loader is empty: it yields no batch."
             raise DataError(msg)
-        return torch.cat(inputs), torch.cat(sums), size
+        return torch.cat(inputs), torch.cat(exact), torch.cat(sums), size
 
     def _probe(self) -> None:
         """Read the first batches a second time, which shows most loaders that cannot be repeated."""

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from nullbayes.errors import LikelihoodError
-from nullbayes.jacobian.batches import TARGETS, leaves
+from nullbayes.jacobian.batches import TARGETS, leaves, map_leaves
 from nullbayes.jacobian.network import Network
 from nullbayes.likelihoods import Classification, Likelihood
 
@@ -24,19 +24,27 @@ def if_swapped(network: Network, x: Any, targets: Tensor) -> str:
     """Return a sentence if a network takes the targets where it failed on the inputs; else nothing.
 
     Where inputs are as many numbers as targets, as those of an autoencoder are, they may have another type or shape
-    than the network takes. Negative labels are to be ignored: an embedding on a GPU fails for good on such an index.
+    than the network takes. Bytes of images may have another type alone, where a network takes images of every size.
+    Negative labels are to be ignored: an embedding on a GPU fails for good on such an index.
     """
     whole = not targets.is_floating_point()
     if any(leaf.numel() == targets.numel() for leaf in leaves(x)) or (whole and bool((targets < 0).any())):
         return ""
+    n = len(targets)
+    if _takes(network, map_leaves(lambda leaf: leaf.to(network.dtype), x), n):
+        return ""
+    if not _takes(network, targets if whole else targets.to(network.dtype), n):
+        return ""
+    return ". It takes the targets in their place: if they were swapped, pass (inputs, targets), in this order."
+
+
+def _takes(network: Network, x: Any, n: int) -> bool:
+    """Return whether a network answers inputs with an output for each of so many examples."""
     try:
         with torch.no_grad():
-            found = network.outputs(targets if whole else targets.to(network.dtype))
+            return len(network.outputs(x)) == n
     except Exception:  # what the user's network says of inputs that it does not take
-        return ""
-    if len(found) != len(targets):
-        return ""
-    return ". It takes the targets in their place: pass (inputs, targets), in this order."
+        return False
 
 
 def by_name(network: Network, x: Mapping[str, Any]) -> str:
