@@ -21,15 +21,19 @@ _LOWEST = 0.01  # of the training data may have a statistic that is lower than w
 
 @dataclass(frozen=True)
 class Weights:
-    """A weighted sum of standardized statistics: ``z @ weights`` with ``z = (statistics - mean) / scale``.
+    """A weighted sum of how far each statistic is above its mean, in standard deviations: ``high(z) @ weights``.
+
+    With ``z = (statistics - mean) / scale`` and ``high(z) = log(1 + exp(2 z)) / 2``, a low statistic does not make up
+    for others that are high: what a network is certain of may be strange all the same, and so may what is near to some
+    training example.
 
     A statistic far beyond all that was seen of familiar inputs counts whatever its weight: what exceeds its bound is
     added to the sum, or to that of average familiar inputs where the sum is lower. Otherwise an absurd input could
     pass, because a statistic that tells it was of no use among the strangers, or because the network is certain of it.
 
-    With weights ``low``, a statistic that is unusually low counts as well, and a low one does not make up for others
-    that are high: a row of a table with means in place of all missing numbers is nearer to the data than data are. What
-    training data have is not unusual: their distance to themselves is zero, and so is nearly their variance.
+    With weights ``low``, a statistic that is unusually low counts as well: a row of a table with means in place of all
+    missing numbers is nearer to the data than data are. What training data have is not unusual: their distance to
+    themselves is zero, and so is nearly their variance.
     """
 
     weights: tuple[float, ...]  # not negative, with the sum one
@@ -46,19 +50,15 @@ class Weights:
         z, broken = ((statistics - mean) / scale).nan_to_num(), ~torch.isfinite(statistics).all(1)
         sides = torch.cat([weights, statistics.new_tensor(self.low)])
         total, beyond = _sides(z, self.usual) @ sides, (z - bound).clamp_min(0.0).sum(1)
-        total = torch.where(beyond > 0.0, total.clamp_min(0.0) + beyond, total)
+        average = _sides(torch.zeros_like(z[:1]), self.usual) @ sides
+        total = torch.where(beyond > 0.0, total.maximum(average) + beyond, total)
         return total.masked_fill(broken, _LARGEST)
 
 
 def _sides(z: Tensor, usual: Sequence[float]) -> Tensor:  # (n, k) -> (n, k) or (n, 2 k)
-    """Return what the weights multiply: the statistics, or how far each is above and how far it is below the usual.
-
-    A very low statistic must not make up for others that are beyond their bounds: of inputs on another scale, of which
-    the network is certain, the energy falls in proportion, while distances and variances are logarithms.
-    """
-    if not usual:
-        return z.clamp_min(-_LIMIT)
-    return torch.cat([softplus(2.0 * z) / 2.0, (-z - z.new_tensor(usual)).clamp_min(0.0)], dim=1)
+    """Return what the weights multiply: how far each statistic is above its mean, and how far it is below the usual."""
+    high = softplus(2.0 * z) / 2.0
+    return torch.cat([high, (-z - z.new_tensor(usual)).clamp_min(0.0)], dim=1) if usual else high
 
 
 def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tensor | None = None) -> Weights:
