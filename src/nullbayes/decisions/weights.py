@@ -61,7 +61,9 @@ def _sides(z: Tensor, usual: Sequence[float]) -> Tensor:  # (n, k) -> (n, k) or 
     return torch.cat([high, (-z - z.new_tensor(usual)).clamp_min(0.0)], dim=1) if usual else high
 
 
-def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tensor | None = None) -> Weights:
+def learn_weights(
+    familiar: Tensor, strange: Mapping[str, Tensor], trained: Tensor | None = None, unweighed: Sequence[int] = ()
+) -> Weights:
     """Learn which statistics tell familiar inputs from strange ones.
 
     Parameters
@@ -74,6 +76,8 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tens
     trained : Tensor (t, k), optional
         Statistics of training data. With these, statistics that are unusually low count, too: lower than those of most
         familiar inputs, and lower than those of training data.
+    unweighed : sequence of int
+        Statistics whose weight is zero, so that they count only where they are beyond their bounds.
 
     Returns
     -------
@@ -86,7 +90,9 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tens
     statistic that ranks strangers below familiar inputs gets the weight zero. Statistics are clipped at eight standard
     deviations while learning, so that a kind of stranger that is easy to tell does not decide the weights.
     """
-    mean, scale, usable = _scales(familiar)
+    mean, scale, varies = _scales(familiar)
+    usable = varies.clone()
+    usable[list(unweighed)] = False
     usual = () if trained is None else _usual((trained - mean) / scale)
     groups = [((x - mean) / scale * usable).clamp(-_LIMIT, _LIMIT) for x in (familiar, *strange.values())]
     x = _sides(torch.cat(groups), usual)
@@ -117,7 +123,7 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tens
     high, low = (weights / weights.sum()).tensor_split([len(usable)])
     z = (familiar - mean) / scale
     bound = 2.0 * z.amax(0) - z.median(0).values  # as far beyond the largest as that is beyond the middle
-    bound = torch.where(usable, bound, torch.full_like(bound, 1.0 / _UNIT))
+    bound = torch.where(varies, bound, torch.full_like(bound, 1.0 / _UNIT))
     parts = {"weights": high, "mean": mean, "scale": scale, "bound": bound, "low": low}
     return Weights(**{name: tuple(part.tolist()) for name, part in parts.items()}, usual=usual)
 
