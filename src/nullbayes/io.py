@@ -25,7 +25,7 @@ from torch import Tensor
 from nullbayes.errors import FileError
 from nullbayes.hashing import fingerprint
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 _KEY = "nullbayes"
 
 

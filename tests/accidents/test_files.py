@@ -30,7 +30,7 @@ def test_a_file_is_tensors_and_json(saved: Path) -> None:
         assert sorted(file.keys()) == ["directions", *(f"familiar.{name}" for name in remembered)]
         text, digest = file.metadata()["nullbayes"].split("\n")
     header = json.loads(text)
-    assert header["format_version"] == io.FORMAT_VERSION == 7
+    assert header["format_version"] == io.FORMAT_VERSION == 8
     assert header["kind"] == "ProjectedPosterior"
     assert len(digest) == 64
 

@@ -166,7 +166,10 @@ def test_a_very_low_statistic_does_not_make_up_for_one_beyond_all_that_is_famili
     usual, absurd = torch.tensor([[[1.0, 2.0]], [[-1e5, 20.0]]], dtype=torch.float64)
     assert found(absurd) > found(usual)
     barely = torch.tensor([[-1e5, 6.0]], dtype=torch.float64)
-    assert float(found(barely)) == pytest.approx(2.0)
+    assert float(found(barely)) == pytest.approx(0.5 * 6.0 + 2.0, abs=1e-4)
+    useless = Weights((1.0, 0.0), mean=(0.0, 0.0), scale=(1.0, 1.0), bound=(4.0, 4.0))
+    average = useless(torch.zeros(1, 2, dtype=torch.float64))
+    assert float(useless(barely)) == pytest.approx(float(average) + 2.0)
 
 
 def test_certainty_does_not_make_up_for_a_statistic_of_a_row_beyond_its_bound() -> None:

@@ -105,7 +105,8 @@ def _learned(posterior: Posterior, loader: Any, targets: Any, kind: str, mask: M
     if kind == COMBINED:
         made = made_strangers(posterior, held.pool, mask)
         trained = trained_statistics(posterior, held.pool, mask)
-        combine, kinds = learn_weights(held.columns[learned], made, trained), tuple(made)
+        unweighed = [i for i, name in enumerate(statistics.names(posterior)) if name == statistics.LOOKS]
+        combine, kinds = learn_weights(held.columns[learned], made, trained, unweighed), tuple(made)
         scores = combine(held.columns)
     positions, by_position, column = position_kinds(posterior, kind), "", 0
     if held.position_scores is not None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from nullbayes.decisions.appearance import looks, unlike
 from nullbayes.errors import DataError
 from nullbayes.jacobian.batches import input_checksums, single_checksums, table_rows, with_leaves
 from nullbayes.linalg.spectral import eigh
@@ -63,6 +64,8 @@ class Familiar:
         A few inputs with their outputs; None if they are large, or hold other things than tensors.
     exact : bool
         Whether checksums are of inputs as they are, because single precision does not tell one from another.
+    looks : Tensor (2, k) or None
+        What the numbers of these examples look like, in float64; None for rows of a table, and where all are tokens.
     """
 
     layer: str
@@ -72,6 +75,7 @@ class Familiar:
     tuned: Tensor | None = None
     probe: Probe | None = None
     exact: bool = False
+    looks: Tensor | None = None
 
     @cached_property
     def rows(self) -> Tensor | None:  # (n, p)
@@ -96,6 +100,14 @@ class Familiar:
         parts = [torch.cdist(some, known / spread).amin(1) for some in (new / spread).split(_AT_ONCE)]
         nearest: Tensor = torch.cat(parts) / known.shape[1] ** 0.5
         return nearest.clamp_min(_ROUNDING).log()
+
+    def unlike(self, x: Any) -> Tensor:  # (n,)
+        """Return how far inputs look unlike those of the training data, in standard deviations."""
+        found = looks(x)
+        if self.looks is None or found is None or found.shape[1:] != self.looks.shape[1:]:
+            msg = "The inputs hold other tensors than those that the network was trained on."
+            raise DataError(msg)
+        return unlike(self.looks, found)
 
     def distances(self, features: Tensor) -> Tensor:  # (n, d) -> (n, k)
         """Return the logarithm of the distance to the 1st, 10th and 50th nearest remembered example.

@@ -27,6 +27,7 @@ def to_file(familiar: Familiar | None) -> tuple[str | None, dict[str, Tensor]]:
     found = {"features": familiar.features, "sums": familiar.sums, _COUNT: count}
     found |= {} if familiar.tuned is None else {"tuned": familiar.tuned}
     found |= {_EXACT: torch.ones_like(count)} if familiar.exact else {}
+    found |= {} if familiar.looks is None else {"looks": familiar.looks}
     if familiar.probe is not None:
         found |= {_OUTPUTS: familiar.probe.outputs}
         found |= {f"{_PROBE}{place}": leaf for place, leaf in familiar.probe.inputs.items()}
@@ -40,8 +41,8 @@ def from_file(
     """Return what a file holds, if it is that of so many training examples."""
     if layer is None:
         return None
-    parts = ("features", "sums", "tuned", _COUNT)
-    features, sums, tuned, count = (tensors.get(f"familiar.{name}") for name in parts)
+    parts = ("features", "sums", "tuned", "looks", _COUNT)
+    features, sums, tuned, usual, count = (tensors.get(f"familiar.{name}") for name in parts)
     names = [name for name in tensors if name.startswith(f"familiar.{_TABLE}")]
     table = [tensors.get(f"familiar.{_TABLE}{i}") for i in range(len(names))]
     start, outputs = f"familiar.{_PROBE}", tensors.get(f"familiar.{_OUTPUTS}")
@@ -52,6 +53,7 @@ def from_file(
         or sums is None or sums.ndim != 1 or len(sums) != (n_data or len(sums)) or sums.dtype != torch.int64
         or count is None or count.numel() != 1 or int(count) != len(table)
         or (tuned is not None and (tuned.ndim != 1 or tuned.dtype != torch.int64))
+        or (usual is not None and not _are_looks(usual))
         or any(part is None or not 1 <= part.ndim <= 2 or len(part) != len(features) for part in table)
         or (table and table_rows(table) is None)
         or (outputs is None) is not (not inputs)
@@ -69,4 +71,11 @@ def from_file(
     probe = None if outputs is None else Probe(inputs, outputs)
     if probe is not None:
         check_probe(probe, network)
-    return Familiar(layer, features.to(network.device), sums, here, tuned, probe, f"familiar.{_EXACT}" in tensors)
+    exact = f"familiar.{_EXACT}" in tensors
+    return Familiar(layer, features.to(network.device), sums, here, tuned, probe, exact, usual)
+
+
+def _are_looks(usual: Tensor) -> bool:
+    """Whether a tensor has means and standard deviations of numbers, all of them finite."""
+    shape = usual.ndim == 2 and len(usual) == 2 and usual.dtype == torch.float64
+    return shape and bool(torch.isfinite(usual).all()) and bool((usual[1] > 0).all())

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from nullbayes.decisions.appearance import looks, usual_looks
 from nullbayes.decisions.familiar import Familiar, Probe
 from nullbayes.errors import FileError, ModelError
 from nullbayes.jacobian.batches import join_examples, n_examples, named_leaves, table_rows, take_examples, with_leaves
@@ -42,17 +43,18 @@ def _remembered(network: Network, examples: Examples, size: int) -> Familiar:
     first = examples.read(0, min(FEW, len(examples)))[0]
     layer, _ = find_last_layer(network, first)
     try:
-        features, few = _features(FeatureReader(network, layer), first, examples, size)
+        features, few, seen = _features(FeatureReader(network, layer), first, examples, size)
     except ModelError:  # a layer that is called in another way for more examples
         layer = OUTPUTS
-        features, few = _features(FeatureReader(network, layer), first, examples, size)
+        features, few, seen = _features(FeatureReader(network, layer), first, examples, size)
     features = examples.group.join(normalize(features))
     table = () if table_rows(first) is None else _table(first, examples, len(features))
     probed = with_leaves(first, iter(_leaves_of_all(first, examples, few)))
     probe = examples.group.first(lambda: make_probe(network, probed))
     sums, as_they_are = map(examples.group.join, (examples.input_sums, examples.exact_sums))
     exact = len(as_they_are.unique()) - len(sums.unique()) > _ALIKE * len(sums)
-    return Familiar(layer, features, as_they_are if exact else sums, table, probe=probe, exact=exact)
+    usual = usual_looks(examples.group.join(torch.cat(seen)).cpu()) if seen else None
+    return Familiar(layer, features, as_they_are if exact else sums, table, probe=probe, exact=exact, looks=usual)
 
 
 def _table(first: Any, examples: Examples, n: int) -> tuple[Tensor, ...]:  # (n, ...) each
@@ -73,19 +75,30 @@ def _spaced(examples: Examples, n: int) -> tuple[list[int], int]:
     return parts[examples.group.rank], sum(map(len, parts[: examples.group.rank]))
 
 
-def _features(reader: FeatureReader, first: Any, examples: Examples, size: int) -> tuple[Tensor, list[Any]]:  # (n, d)
-    """Return the features of as many examples as are remembered, evenly spaced over all, and a few of the inputs."""
+def _features(
+    reader: FeatureReader, first: Any, examples: Examples, size: int
+) -> tuple[Tensor, list[Any], list[Tensor]]:  # (n, d)
+    """Return the features of as many examples as are remembered, a few of the inputs, and what all of them look like.
+
+    The examples are evenly spaced over all.
+    """
     most = min(_MOST_EXAMPLES, max(1, _MOST_NUMBERS // reader(first).features.shape[1]), examples.n_all)
     numbers, before = _spaced(examples, most)
     probed = min(_PROBED, most)
     wanted, few = [i * most // probed - before for i in range(probed)], list[Any]()
-    return reader.some(_watched(examples.some(numbers), wanted, few), size), few
+    none = looks(take_examples(first, 0, 1)) if table_rows(first) is None else None
+    seen = [] if none is None else [none[:0]]
+    return reader.some(_watched(examples.some(numbers), wanted, few, seen), size), few, seen
 
 
-def _watched(batches: Iterable[tuple[Any, Tensor]], wanted: list[int], few: list[Any]) -> Iterator[tuple[Any, Tensor]]:
-    """Pass on batches, and add some of their inputs to a list: data may be in the order of classes."""
+def _watched(
+    batches: Iterable[tuple[Any, Tensor]], wanted: list[int], few: list[Any], seen: list[Tensor]
+) -> Iterator[tuple[Any, Tensor]]:
+    """Pass on batches, and add to lists some of their inputs and what they look like: data may be in any order."""
     start = 0
     for x, y in batches:
+        if seen and (found := looks(x)) is not None:
+            seen.append(found)
         inside = (i - start for i in wanted if start <= i < start + len(y))
         few += [join_examples([take_examples(x, i, i + 1)]) for i in inside]  # a slice would keep the whole batch
         yield x, y

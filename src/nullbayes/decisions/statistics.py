@@ -16,14 +16,16 @@ from nullbayes.jacobian.features import FeatureReader
 from nullbayes.predictive import SCORES, Mask, Prediction, score, stream, warn_of_padding
 
 CONFIDENCE = ("generalized_entropy", "energy")
+LOOKS = "looks"  # without a weight: it counts beyond its bound alone
 _SMALLEST = 1e-30  # of a variance, before its logarithm is taken
 
 
 def names(posterior: Posterior) -> tuple[str, ...]:
     """Return the names of the statistics of a posterior."""
     first: tuple[str, ...] = CONFIDENCE if posterior.likelihood.has_probabilities and posterior.n_samples else ()
-    own, rows = posterior._scoring.membership, need_familiar(posterior).rows
-    first += () if rows is None else ("neighbour in the table",)
+    own, familiar = posterior._scoring.membership, need_familiar(posterior)
+    first += () if familiar.rows is None else ("neighbour in the table",)
+    first += () if familiar.looks is None else (LOOKS,)
     last = () if own is None else (f"log {own}",)
     return (*first, *(f"neighbour {k}" for k in NEIGHBOURS), "residual", *last)
 
@@ -39,6 +41,7 @@ def statistics(posterior: Posterior, x: Any, prediction: Prediction | None, mask
         columns += [score(prediction, likelihood, kind) for kind in CONFIDENCE]
     seen = FeatureReader(posterior._network, familiar.layer)(x)
     columns += [] if familiar.rows is None else [familiar.row_distances(x)]
+    columns += [] if familiar.looks is None else [familiar.unlike(x)]
     columns += [*familiar.distances(seen.features).T, familiar.residual(seen.features)]
     if own is not None:
         shared = prediction is not None and own in SCORES

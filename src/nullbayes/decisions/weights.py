@@ -21,15 +21,19 @@ _LOWEST = 0.01  # of the training data may have a statistic that is lower than w
 
 @dataclass(frozen=True)
 class Weights:
-    """A weighted sum of standardized statistics: ``z @ weights`` with ``z = (statistics - mean) / scale``.
+    """A weighted sum of how far each statistic is above its mean, in standard deviations: ``high(z) @ weights``.
+
+    With ``z = (statistics - mean) / scale`` and ``high(z) = log(1 + exp(2 z)) / 2``, a low statistic does not make up
+    for others that are high: what a network is certain of may be strange all the same, and so may what is near to some
+    training example.
 
     A statistic far beyond all that was seen of familiar inputs counts whatever its weight: what exceeds its bound is
     added to the sum, or to that of average familiar inputs where the sum is lower. Otherwise an absurd input could
     pass, because a statistic that tells it was of no use among the strangers, or because the network is certain of it.
 
-    With weights ``low``, a statistic that is unusually low counts as well, and a low one does not make up for others
-    that are high: a row of a table with means in place of all missing numbers is nearer to the data than data are. What
-    training data have is not unusual: their distance to themselves is zero, and so is nearly their variance.
+    With weights ``low``, a statistic that is unusually low counts as well: a row of a table with means in place of all
+    missing numbers is nearer to the data than data are. What training data have is not unusual: their distance to
+    themselves is zero, and so is nearly their variance.
     """
 
     weights: tuple[float, ...]  # not negative, with the sum one
@@ -52,17 +56,14 @@ class Weights:
 
 
 def _sides(z: Tensor, usual: Sequence[float]) -> Tensor:  # (n, k) -> (n, k) or (n, 2 k)
-    """Return what the weights multiply: the statistics, or how far each is above and how far it is below the usual.
-
-    A very low statistic must not make up for others that are beyond their bounds: of inputs on another scale, of which
-    the network is certain, the energy falls in proportion, while distances and variances are logarithms.
-    """
-    if not usual:
-        return z.clamp_min(-_LIMIT)
-    return torch.cat([softplus(2.0 * z) / 2.0, (-z - z.new_tensor(usual)).clamp_min(0.0)], dim=1)
+    """Return what the weights multiply: how far each statistic is above its mean, and how far it is below the usual."""
+    high = softplus(2.0 * z) / 2.0
+    return torch.cat([high, (-z - z.new_tensor(usual)).clamp_min(0.0)], dim=1) if usual else high
 
 
-def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tensor | None = None) -> Weights:
+def learn_weights(
+    familiar: Tensor, strange: Mapping[str, Tensor], trained: Tensor | None = None, unweighed: Sequence[int] = ()
+) -> Weights:
     """Learn which statistics tell familiar inputs from strange ones.
 
     Parameters
@@ -75,6 +76,8 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tens
     trained : Tensor (t, k), optional
         Statistics of training data. With these, statistics that are unusually low count, too: lower than those of most
         familiar inputs, and lower than those of training data.
+    unweighed : sequence of int
+        Statistics whose weight is zero, so that they count only where they are beyond their bounds.
 
     Returns
     -------
@@ -87,7 +90,9 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tens
     statistic that ranks strangers below familiar inputs gets the weight zero. Statistics are clipped at eight standard
     deviations while learning, so that a kind of stranger that is easy to tell does not decide the weights.
     """
-    mean, scale, usable = _scales(familiar)
+    mean, scale, varies = _scales(familiar)
+    usable = varies.clone()
+    usable[list(unweighed)] = False
     usual = () if trained is None else _usual((trained - mean) / scale)
     groups = [((x - mean) / scale * usable).clamp(-_LIMIT, _LIMIT) for x in (familiar, *strange.values())]
     x = _sides(torch.cat(groups), usual)
@@ -118,7 +123,7 @@ def learn_weights(familiar: Tensor, strange: Mapping[str, Tensor], trained: Tens
     high, low = (weights / weights.sum()).tensor_split([len(usable)])
     z = (familiar - mean) / scale
     bound = 2.0 * z.amax(0) - z.median(0).values  # as far beyond the largest as that is beyond the middle
-    bound = torch.where(usable, bound, torch.full_like(bound, 1.0 / _UNIT))
+    bound = torch.where(varies, bound, torch.full_like(bound, 1.0 / _UNIT))
     parts = {"weights": high, "mean": mean, "scale": scale, "bound": bound, "low": low}
     return Weights(**{name: tuple(part.tolist()) for name, part in parts.items()}, usual=usual)
 
