@@ -142,7 +142,7 @@ class Sketched(Iterative):
         return combinations(self.share, each) * (rows.n_rows // each) >= rows.n_columns
 
     def _prepare(self, rows: Rows) -> SketchState:
-        if rows.n_parts > 1:
+        if rows.row_group.size > 1:
             msg = "Sketched works in one process: use projector=nb.projectors.Krylov() for rows of several processes."
             raise SettingsError(msg)
         rows.check_whole("Sketched")

@@ -167,7 +167,7 @@ class SweepState:
     @property
     def is_joint(self) -> bool:
         """Whether one step is that of all rows, also of those that other processes have."""
-        return len(self.steps) == 1 and (self.rows.n_parts == 1 or isinstance(self.steps[0], PrimalStep))
+        return len(self.steps) == 1 and (self.rows.row_group.size == 1 or isinstance(self.steps[0], PrimalStep))
 
     def sequential_sweep(self, vectors: Tensor, *, backwards: bool = False) -> Tensor:  # (S, P) -> (S, P)
         """Return what all steps remove, each from what those before have left; backwards, the transposed map.
@@ -179,7 +179,7 @@ class SweepState:
         total = torch.zeros_like(vectors)
         for step in reversed(steps) if backwards else steps:
             total += step.correction(vectors - total)
-        return total if self.is_joint or self.rows.n_parts == 1 else self.rows.total(total) / self.rows.n_parts
+        return total if self.is_joint else self.rows.total(total) / self.rows.row_group.size
 
     def parallel_sweep(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
         """Return the sum of what each step removes from the same vectors.
