@@ -31,6 +31,7 @@ from nullbayes.jacobian.batches import BatchFn, as_tensors, check_columns, is_ar
 
 Batch = tuple[Any, Tensor]  # inputs and targets
 RECIPE = "DataLoader(dataset, batch_size=..., shuffle=False)"
+IN_ORDER = "A fit reads the data several times, and must find all examples in the same order"
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _ASKED_TWICE = 3  # examples of a dataset, to see whether it augments
 _BATCH = 256  # examples per batch of a dataset
