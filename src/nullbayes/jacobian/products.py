@@ -15,8 +15,6 @@ from torch.func import jvp, vjp, vmap
 
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import leaves, n_examples, take_examples
-from nullbayes.jacobian.checks import check_rows, seem_finite
-from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.few import form_few
 from nullbayes.jacobian.network import Network, RowFunction
 from nullbayes.jacobian.row_builder import RowBuilder
@@ -213,26 +211,3 @@ def compare_modes(
     if why and needed:
         msg = f'storage="matrix_free" needs forward mode, which {why}: use "recompute".'
         raise ModelError(msg)
-
-
-def push_range(
-    function: RowFunction, theta: Tensor, examples: Examples, start: int, stop: int, vectors: Tensor
-) -> Tensor:  # (S, P) -> (S, n, O)
-    """Multiply the rows of a range of examples with vectors, by forward mode."""
-    pushed = push(function, theta, *examples.read(start, stop), vectors)
-    if not seem_finite([pushed]) and torch.isfinite(vectors).all():
-        check_rows(examples, start, stop, [pushed.transpose(0, 1)])
-    return pushed
-
-
-def pull_range(
-    function: RowFunction, theta: Tensor, examples: Examples, start: int, stop: int, weights: Tensor
-) -> Tensor:  # (S, n, O) -> (S, P)
-    """Multiply weights with the rows of a range of examples, by reverse mode."""
-    x, y = examples.read(start, stop)
-    pulled = pull(function, theta, x, y, weights)
-    if not seem_finite([pulled]) and torch.isfinite(weights).all():
-        for i in range(stop - start):  # the sum over the examples does not say which
-            alone = pull(function, theta, take_examples(x, i, i + 1), y[i : i + 1], weights[:, i : i + 1])
-            check_rows(examples, start + i, start + i + 1, [alone[None]])
-    return pulled
