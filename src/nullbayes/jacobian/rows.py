@@ -75,8 +75,7 @@ class JacobianRows(Rows):
         self._row_bytes = max(1, sum(piece.costs().n_bytes for piece in self._layers.example_pieces))  # per example
         self._at_once = len(examples)  # as many as were ever formed together without running out of memory
         self._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
-        probed, block = self._layers.probe(*few)
-        compare_modes(network, probed, *few, block, needed=storage == "matrix_free")
+        compare_modes(self._layers, *few, needed=storage == "matrix_free")
 
     @property
     def route(self) -> str:
