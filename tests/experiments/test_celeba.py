@@ -197,4 +197,4 @@ def test_the_estimate_grows_with_the_sizes_and_says_what_it_rests_on(settings: S
 
 def test_without_the_data_the_experiment_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(Missing, match="needs the folder celeba: say where the data are: --data FOLDER"):
-        celeba.run(Settings(data=tmp_path))
+        celeba.run(Settings(data=tmp_path), celeba.FULL)

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 import nullbayes as nb
 from nullbayes.errors import DataError, NullBayesWarning, SettingsError
-from nullbayes.posteriors import small_limit
+from nullbayes.posteriors import preview
 from nullbayes.projectors import choose
 from nullbayes.projectors.plan import _in_words
 from support.drawing import randn, seeded
@@ -201,8 +201,8 @@ def test_a_small_limit_that_makes_a_fit_slow_causes_a_warning_with_a_better_one(
 
 def test_a_fit_gives_the_same_warning_before_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x, y = MLP.build(), *CLASSIFICATION.data(n=8)
-    monkeypatch.setattr(small_limit, "_LONG", 0.0)
-    monkeypatch.setattr(small_limit, "_SOONER", 0.0)  # any plan is soon enough
+    monkeypatch.setattr(preview, "_LONG", 0.0)
+    monkeypatch.setattr(preview, "_SOONER", 0.0)  # any plan is soon enough
     with pytest.warns(NullBayesWarning, match='memory_limit="128MB", which is free'):
         nb.ProjectedPosterior(model, prior_precision=1.0).fit(x, y, 4, memory_limit="64MB")
     with warnings.catch_warnings():

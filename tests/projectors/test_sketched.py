@@ -91,7 +91,7 @@ def test_smaller_leads_from_examples_to_combinations_where_these_are_few() -> No
     assert isinstance(projector.prepare(rows).part, NormalFactor)
     smaller = projector.smaller(rows)
     assert smaller is not None
-    assert smaller.prepare(rows).part.sketch.n_rows == 40
+    assert smaller.prepare(rows).part.block().n_rows == 40
     assert Sketched(0.8).smaller(grouped(100, 60)) is None  # one combination each would be more than the columns
 
 
@@ -107,7 +107,7 @@ def test_a_sketch_of_more_rows_takes_fewer_sweeps() -> None:
 def test_smaller_ends_at_one_combination_of_each_example() -> None:
     rows, projector, counts = grouped(), Sketched(1.0), []
     while projector is not None:
-        counts.append(projector.prepare(rows).part.sketch.n_rows // 12)
+        counts.append(projector.prepare(rows).part.block().n_rows // 12)
         projector = projector.smaller(rows)
     assert counts == [5, 2, 1]
 
@@ -178,7 +178,7 @@ def test_noise_that_needs_no_sweep_is_its_own_direction() -> None:
 def test_first_step_is_that_of_the_combinations_and_symmetric(share: float) -> None:
     rows = grouped()
     state, units = Sketched(share).prepare(rows), torch.eye(90, dtype=torch.float64)
-    combined = state.part.sketch.dense()
+    combined = state.part.block().dense()
     lengths = combined.norm(dim=1, keepdim=True)
     unit = torch.where(lengths > 0, combined / lengths, 0.0)
     expected = state.part.factor.shift * torch.linalg.inv(unit.T @ unit + state.part.factor.shift * units)

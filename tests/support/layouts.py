@@ -144,7 +144,7 @@ def layout(kind: str, *, n: int = 7, outputs: int = 3, order: int = 0, dtype: to
             generator = torch.Generator().manual_seed(seed)
             chosen = randint(part.lines, (n, part.positions), generator=generator)
             slopes = gaussian(n, outputs, part.positions, part.width, seed=seed + 100, dtype=dtype)
-            pieces.append(TablePiece(chosen, slopes, start, part.lines))
+            pieces.append(TablePiece(chosen, slopes, part.lines, start))
             lines = torch.nn.functional.one_hot(chosen, part.lines).double()
             entries = torch.einsum("ntl,notw->nolw", lines, slopes.double())
             matrix[:, start : start + part.lines * part.width] = entries.reshape(n * outputs, -1)

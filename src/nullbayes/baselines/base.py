@@ -215,25 +215,6 @@ class Baseline(SamplePosterior):
             )
             raise SettingsError(msg)
 
-    def predict(
-        self,
-        x: Any,
-        *,
-        pred_type: str | None = None,
-        n_samples: int | None = None,
-        link_approx: str | None = None,
-        mask: Mask = None,
-    ) -> Prediction:
-        """Predict for inputs, or for a loader of them; see :meth:`ProjectedPosterior.predict`.
-
-        The default of ``pred_type`` is "linearized", and "sampled" for methods whose samples are networks themselves.
-        Methods that are only a score refuse.
-        """
-        found = self._predict(x, pred_type=pred_type, n_samples=n_samples, link_approx=link_approx, mask=mask)
-        return found.reshaped(self._network.as_returned)
-
-    __call__ = predict
-
     @full_precision()
     def _predict(
         self, x: Any, *, pred_type: Any = None, n_samples: Any = None, link_approx: Any = None, mask: Mask = None

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import nullbayes as nb
 from nullbayes.experiments.datasets import there
-from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings
+from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings, sized
 from nullbayes.experiments.summary import as_asked, brief, mean, times, value
 from nullbayes.experiments.tasks import Data, Task, demo_digits, lenet_images, logits_of, take, thinned
 from nullbayes.page import Column, Page, Section, Table, Value
@@ -70,9 +70,8 @@ class Sizes:
 FULL, QUICK = Sizes(), Sizes(n=800, epochs=60, test=800, samples=20)
 
 
-def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
+def estimate(settings: Settings, sizes: Sizes) -> Estimate:
     """Say what a run takes."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     cuda, fits = settings.device.type == "cuda", 2 * len(_names(settings)) * settings.seeds
     fit = 44_426 * sizes.n * (sizes.n + 20.0 * sizes.samples) * (2e-12 if cuda else 1e-10)
     trained = fits / 2 * sizes.n * sizes.epochs * (1e-5 if cuda else 2e-4)
@@ -87,9 +86,8 @@ def _names(settings: Settings) -> list[str]:
     return there(settings.data, *NAMES) or ["digits"]
 
 
-def run(settings: Settings, sizes: Sizes | None = None) -> Results:
+def run(settings: Settings, sizes: Sizes) -> Results:
     """Fit with and without misclassified training examples, on every data set and with every seed."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     found: dict[str, Any] = {}
     for name in _names(settings):
         found[name] = {}
@@ -320,8 +318,8 @@ EXPERIMENTS = {
         "calibration",
         "Is the loss-projected posterior calibrated better, and do misclassified examples do it?",
         NAMES,
-        estimate,
-        run,
+        sized(estimate, FULL, QUICK),
+        sized(run, FULL, QUICK),
         page,
     ),
 }

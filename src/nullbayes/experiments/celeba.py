@@ -18,7 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import nullbayes as nb
 from nullbayes.experiments import celeba_page, photographs, streams
 from nullbayes.experiments.folders import read_celeba, read_food
-from nullbayes.experiments.frame import Estimate, Experiment, Missing, Results, Settings
+from nullbayes.experiments.frame import Estimate, Experiment, Missing, Results, Settings, sized
 from nullbayes.experiments.photographs import Bench, ImageSizes, Parts
 from nullbayes.experiments.streams import Batches, Placeholder, in_order, outputs_of, pass_cost, shuffled, some_steps
 from nullbayes.experiments.van import VAN
@@ -177,9 +177,8 @@ def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Settings, sizes: Sizes | None = None) -> Results:
+def run(settings: Settings, sizes: Sizes) -> Results:
     """Train the network, fit every method, and tell strangers from faces."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     faces = read_faces(settings, sizes)
 
     def works(own: Settings) -> dict[str, Callable[[], Results]]:
@@ -219,9 +218,8 @@ def _largest(model: nn.Module, batches: Batches, device: torch.device) -> torch.
 # --- what it takes ----------------------------------------------------------------------------------------------------
 
 
-def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
+def estimate(settings: Settings, sizes: Sizes) -> Estimate:
     """Say what a run takes, from the time of one pass of the network and the plan of the loss-projected fit."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     outputs, model = 37, VAN(**sizes.network).to(settings.device).eval()
     n_parameters = photographs.size(model)
     n_train, n_test = sizes.train or _KEPT, 5 * sizes.test if sizes.test else _JUDGED
@@ -259,8 +257,8 @@ EXPERIMENTS = {
             "within 300 numbers per parameter."
         ),
         needs=("celeba", "food-101", "pillow"),
-        estimate=estimate,
-        run=run,
+        estimate=sized(estimate, FULL, QUICK),
+        run=sized(run, FULL, QUICK),
         page=celeba_page.page,
     )
 }

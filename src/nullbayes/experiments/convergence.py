@@ -18,7 +18,7 @@ from torch.nn.functional import adaptive_avg_pool2d
 
 import nullbayes as nb
 from nullbayes.experiments.datasets import read_images, there
-from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings
+from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings, sized
 from nullbayes.experiments.networks import cnn, train
 from nullbayes.experiments.summary import as_asked
 from nullbayes.experiments.tasks import Task, demo_digits, lenet_images
@@ -68,9 +68,8 @@ FULL = Sizes()
 QUICK = replace(FULL, problems=("small",), test=1000, samples=10, sweeps=(1, 2, 5, 10, 20, 50, 100, 200, 500))
 
 
-def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
+def estimate(settings: Settings, sizes: Sizes) -> Estimate:
     """Say what a run takes."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     rate = 5e11 if settings.device.type == "cuda" else 1e10  # operations a second
     small, large = (sizes.n * 10, 2600), (sizes.n_lenet * 10, 44_426)
     used = [shape for name, shape in (("small", small), ("lenet", large)) if name in sizes.problems]
@@ -142,9 +141,8 @@ def _sweeps(n: int) -> str:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Settings, sizes: Sizes | None = None) -> Results:
+def run(settings: Settings, sizes: Sizes) -> Results:
     """Stop every projector at every place, on every problem."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     found: dict[str, Any] = {}
     for name in sizes.problems:
         task = problem(settings, name, sizes)
@@ -324,8 +322,8 @@ EXPERIMENTS = {
         "convergence",
         "How projectors converge, and what that means for predictions.",
         ("fashion-mnist", "mnist"),
-        estimate,
-        run,
+        sized(estimate, FULL, QUICK),
+        sized(run, FULL, QUICK),
         page,
     ),
 }

@@ -33,6 +33,7 @@ with contextlib.suppress(ImportError):  # Windows has none: there, processes do 
     import fcntl
 
 _Kept = TypeVar("_Kept")
+_Sizes = TypeVar("_Sizes")
 _NO_MEMORY = (MemoryError, torch.OutOfMemoryError)
 _DAMAGED = (ValueError, KeyError, TypeError, SafetensorError)  # of a file that was cut short, such as by a full disk
 FAILURES = (nb.errors.NullBayesError, *_NO_MEMORY)  # of a method, after which a run goes on with the others
@@ -360,3 +361,8 @@ class Experiment:
     run: Callable[[Settings], Results]
     page: Callable[[Results], Page]
     by_method: bool = False
+
+
+def sized(work: Callable[[Settings, _Sizes], _Kept], full: _Sizes, quick: _Sizes) -> Callable[[Settings], _Kept]:
+    """Return a function of settings that works at the sizes that they ask for."""
+    return lambda settings: work(settings, quick if settings.quick else full)

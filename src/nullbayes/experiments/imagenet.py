@@ -15,7 +15,7 @@ import nullbayes as nb
 from nullbayes.experiments import imagenet_page, photographs
 from nullbayes.experiments.datasets import WHERE
 from nullbayes.experiments.folders import read_imagenet, read_places
-from nullbayes.experiments.frame import Estimate, Experiment, Missing, Results, Settings
+from nullbayes.experiments.frame import Estimate, Experiment, Missing, Results, Settings, sized
 from nullbayes.experiments.photographs import Bench, ImageSizes, Parts
 from nullbayes.experiments.streams import outputs_of, pass_cost
 from nullbayes.experiments.swin import Swin, load_weights
@@ -84,9 +84,8 @@ def read_photographs(settings: Settings, sizes: Sizes) -> Parts:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Settings, sizes: Sizes | None = None) -> Results:
+def run(settings: Settings, sizes: Sizes) -> Results:
     """Fit the posterior, and judge it beside the network."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     model, parts = published(settings, sizes), read_photographs(settings, sizes)
 
     def works(own: Settings) -> dict[str, Callable[[], Results]]:
@@ -142,9 +141,8 @@ def _judged(answer: Callable[[Tensor], tuple[Tensor, ...]], scores: Sequence[str
 # --- what it takes ----------------------------------------------------------------------------------------------------
 
 
-def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
+def estimate(settings: Settings, sizes: Sizes) -> Estimate:
     """Say what a run takes, from the time of one pass of the network and a count of passes."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     model = Swin(image=sizes.pixels, **sizes.network).to(settings.device).eval()
     seconds, kept = pass_cost(model, sizes.pixels, settings.device)
     wanted = ("*",) if sizes.parameters is None else sizes.parameters
@@ -177,8 +175,8 @@ EXPERIMENTS = {
         name="imagenet",
         about="The loss-projected posterior of a Swin-T on ImageNet, beside the network, with Places365 as strangers.",
         needs=("imagenet", "places365", "weights", "pillow"),
-        estimate=estimate,
-        run=run,
+        estimate=sized(estimate, FULL, QUICK),
+        run=sized(run, FULL, QUICK),
         page=imagenet_page.page,
     )
 }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import nullbayes as nb
-from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings
+from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings, sized
 from nullbayes.experiments.summary import as_asked, brief, mean, row, times
 from nullbayes.page import Column, Curves, Page, Section, Series, Table
 
@@ -59,9 +59,8 @@ class Sizes:
 FULL, QUICK = Sizes(), Sizes(steps=2000, samples=200, points=85)
 
 
-def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
+def estimate(settings: Settings, sizes: Sizes) -> Estimate:
     """Say what a run takes."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     seconds = settings.seeds * (sizes.steps * 6e-4 + 2.0)
     return Estimate(seconds, 100 * 2**20, note="a network of 141 parameters")
 
@@ -69,9 +68,8 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Settings, sizes: Sizes | None = None) -> Results:
+def run(settings: Settings, sizes: Sizes) -> Results:
     """Fit all methods with every seed."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     found: dict[str, Any] = {}
     for each in settings.each_seed():
         x, y = data(sizes.n, each.generator())
@@ -238,5 +236,12 @@ def _curve(name: str, run: Results, results: Results) -> Curves:
 
 
 EXPERIMENTS = {
-    "toy": Experiment("toy", "Regression with a gap: uncertainty between the data.", (), estimate, run, page),
+    "toy": Experiment(
+        "toy",
+        "Regression with a gap: uncertainty between the data.",
+        (),
+        sized(estimate, FULL, QUICK),
+        sized(run, FULL, QUICK),
+        page,
+    ),
 }

@@ -21,7 +21,7 @@ from torch.nn.functional import mse_loss
 
 import nullbayes as nb
 from nullbayes.experiments.datasets import WHERE, uci_indices
-from nullbayes.experiments.frame import Estimate, Experiment, Missing, Results, Settings
+from nullbayes.experiments.frame import Estimate, Experiment, Missing, Results, Settings, sized
 from nullbayes.experiments.networks import mlp, train
 from nullbayes.experiments.summary import as_asked, brief, mean, row
 from nullbayes.experiments.tasks import Task, uci_regression
@@ -67,9 +67,8 @@ class Sizes:
 FULL, QUICK = Sizes(), Sizes(splits=3, steps=2500, samples=30, members=3)
 
 
-def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
+def estimate(settings: Settings, sizes: Sizes) -> Estimate:
     """Say what a run takes."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     n = sum(len(_splits(settings.data, name, sizes.splits)) for name in sizes.names)
     seconds = n * ((sizes.members + 2) * sizes.steps * 4e-4 + 4.0)
     return Estimate(seconds, 300 * 2**20, note=f"{n} splits, with {sizes.members + 2} networks each")
@@ -78,9 +77,8 @@ def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Settings, sizes: Sizes | None = None) -> Results:
+def run(settings: Settings, sizes: Sizes) -> Results:
     """Measure every method on every split of every data set."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     found: dict[str, Any] = {}
     for name in sizes.names:
         splits = _splits(settings.data, name, sizes.splits)
@@ -308,8 +306,8 @@ EXPERIMENTS = {
         "uci",
         "Regression on small tables: errors, proper scores and intervals.",
         ("uci",),
-        estimate,
-        run,
+        sized(estimate, FULL, QUICK),
+        sized(run, FULL, QUICK),
         page,
     ),
 }

@@ -20,7 +20,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, pad
 
 import nullbayes as nb
 from nullbayes.experiments.datasets import digits, read_images, there
-from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings
+from nullbayes.experiments.frame import Estimate, Experiment, Results, Settings, sized
 from nullbayes.experiments.summary import as_asked, brief, mean, row
 from nullbayes.page import Column, Gallery, Page, Picture, Section, Table
 
@@ -61,9 +61,8 @@ class Sizes:
 FULL, QUICK = Sizes(), Sizes(n=2000, epochs=30, judged=200)
 
 
-def estimate(settings: Settings, sizes: Sizes | None = None) -> Estimate:
+def estimate(settings: Settings, sizes: Sizes) -> Estimate:
     """Say what a run takes."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     cuda, names = settings.device.type == "cuda", _names(settings)
     rows = float(sizes.n) * 784 * sizes.hidden * (6e-12 if cuda else 3e-9) * sizes.samples
     seconds = len(names) * settings.seeds * (sizes.n * sizes.epochs * (3e-6 if cuda else 3e-5) + rows + 5.0)
@@ -130,9 +129,8 @@ def _train(model: nn.Module, x: Tensor, epochs: int) -> None:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Settings, sizes: Sizes | None = None) -> Results:
+def run(settings: Settings, sizes: Sizes) -> Results:
     """Train and sample on every data set, with every seed."""
-    sizes = sizes or (QUICK if settings.quick else FULL)
     found: dict[str, Any] = {}
     for name in _names(settings):
         known, new = _images(settings, name, sizes)
@@ -335,8 +333,8 @@ EXPERIMENTS = {
         "vae",
         "A variational autoencoder whose decoder is sampled: which pixels are uncertain.",
         NAMES,
-        estimate,
-        run,
+        sized(estimate, FULL, QUICK),
+        sized(run, FULL, QUICK),
         page,
     ),
 }

@@ -11,8 +11,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from nullbayes.distributed import ALONE, Group
 from nullbayes.jacobian.batches import BatchFn
-from nullbayes.jacobian.data import IN_ORDER, Examples
-from nullbayes.jacobian.loaders import as_loader, batch_fn_for, check_order, numbered
+from nullbayes.jacobian.data import Examples
+from nullbayes.jacobian.loaders import IN_ORDER, as_loader, batch_fn_for, check_order, numbered
 
 _PLANNED_EXAMPLES = 8  # that a plan looks at, if as many batches hold so many
 _PLANNED_BATCHES = 3  # and one more is read, to see whether these are all
@@ -30,17 +30,13 @@ class Expected(Examples):
     """Examples of which only the first can be read, to plan with: so many, spread over the processes of a group."""
 
     def __init__(self, beginning: Examples, n_examples: int, group: Group = ALONE) -> None:
-        self.device, self._beginning, self._n_examples, self.group = beginning.device, beginning, n_examples, group
-        self.columns = beginning.columns
+        self.device, self._beginning, self.group = beginning.device, beginning, group
+        self.columns, each = beginning.columns, -(-n_examples // group.size)
+        self._edges = [min(n_examples, each * i) for i in range(group.size + 1)]
 
     def __len__(self) -> int:
         """Return the largest number of examples of a process."""
-        return -(-self._n_examples // self.group.size)
-
-    @property
-    def n_all(self) -> int:
-        """The number of examples of all processes."""
-        return self._n_examples
+        return self.n_most
 
     def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
         """Return some of the first examples."""

@@ -7,9 +7,9 @@ they are larger than memory; what is read later is compared with the checksums.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from nullbayes.jacobian.batches import (
     to_device,
 )
 from nullbayes.jacobian.loaders import (
+    IN_ORDER,
     RECIPE,
     Batch,
     Stream,
@@ -44,18 +45,22 @@ from nullbayes.jacobian.loaders import (
     check_order,
     numbered,
 )
+from nullbayes.jacobian.sharding import own_part
 from nullbayes.limits import free_memory
 from nullbayes.linalg.rows import Rows
+from nullbayes.linalg.shared import JointRows
 
 _PROBED_BATCHES = 2  # read twice at the start: a shuffled or augmented batch differs almost certainly
 _KEPT_ON_DEVICE = 2**31  # bytes of data that may be kept on the device
 _HELD_SHARE = 0.25  # of the free memory of the host
 _NAMED = 5  # examples that an error names
-IN_ORDER = "A fit reads the data several times, and must find all examples in the same order"
 
 
 class Examples:
     """All training examples, in order, to be read in ranges as often as needed.
+
+    Where several processes share them, these are the consecutive ones that this process has: it reads and holds no
+    others. Examples are then numbered through all processes in order of rank.
 
     Parameters
     ----------
@@ -71,6 +76,9 @@ class Examples:
     held_bytes : int, optional
         How much data may be held in host memory; more than that is read from the loader in each sweep. By default a
         quarter of the free memory. It is not part of a ``memory_limit``.
+    group : Group
+        The processes that share the examples. Each is given all data, of which it reads a part, or a loader whose
+        DistributedSampler has divided them already.
 
     Attributes
     ----------
@@ -82,12 +90,9 @@ class Examples:
         The checksum of every input as it is.
     columns : sequence of str
         The names of the columns, where the inputs came as a table.
-    group : Group
-        The processes that the examples are spread over: this one alone, except in a ``Shard``.
     """
 
     partial = False
-    group: Group = ALONE
     columns: Sequence[str] = ()
 
     def __init__(
@@ -98,17 +103,23 @@ class Examples:
         *,
         dtype: torch.dtype | None = None,
         held_bytes: int | None = None,
+        group: Group = ALONE,
     ) -> None:
-        loader = as_loader(data)
+        loader = as_loader(data) if group.size == 1 else own_part(data, group)
         check_order(loader, IN_ORDER)
         if held_bytes is None:
             held_bytes = int(_HELD_SHARE * free_memory(torch.device("cpu")))
-        self.device, self._batch_fn = device, batch_fn_for(loader, batch_fn)
+        self.device, self.group, self._batch_fn = device, group, batch_fn_for(loader, batch_fn)
         self._dtype = dtype or torch.get_default_dtype()
         self._starts = [0]
         self._layout: dict[str, Any] = {}
         self._batches: list[Batch] | None = []  # None: too large to hold
         self.input_sums, self.exact_sums, self._sums, size = self._read_all(loader, held_bytes)
+        self._edges, self._all_sums = [0, *accumulate(group.gather(len(self)))], group.join(self._sums)
+        layouts = sorted(set(group.gather(repr(self._layout))))
+        if len(layouts) > 1:
+            msg = f"The processes have examples of different forms: {' and '.join(layouts)}."
+            raise DataError(msg)
         self._stream: Stream | None = Stream(loader, len(self._starts) - 1, held_bytes)
         self._fixed = False  # whether nobody else can write into the tensors that are held
         self._probe()
@@ -127,20 +138,21 @@ class Examples:
     @property
     def n_all(self) -> int:
         """The number of examples of all processes."""
-        return len(self)
+        return self._edges[-1]
 
     @property
     def n_most(self) -> int:
         """The largest number of examples that a process has."""
-        return len(self)
+        return max(b - a for a, b in pairwise(self._edges))
 
     def parts(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return which of some examples, by their ascending numbers, each process has."""
-        return [list(numbers)]
+        """Return which of some examples, by their ascending numbers among all, each process has, by its own numbers."""
+        ends = [bisect_left(numbers, edge) for edge in self._edges]
+        return [[number - self._edges[i] for number in numbers[a:b]] for i, (a, b) in enumerate(pairwise(ends))]
 
     def joined(self, rows: Rows) -> Rows:
-        """Return the rows of the examples of all processes, given those of this one."""
-        return rows
+        """Return the rows of the examples of all processes as one matrix, given those of this one."""
+        return rows if self.group.size == 1 else JointRows(rows, self.group)
 
     def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
         """Return copies of the inputs and targets of examples ``start`` to ``stop`` on the device, after a comparison.
@@ -214,8 +226,8 @@ class Examples:
         return ", ".join(named)
 
     def fingerprint(self) -> str:
-        """Return a hash of all data: the checksums of the examples in order, their shapes and types."""
-        return fingerprint([("checksums", self._sums)], repr(self._layout))
+        """Return a hash of the data of all processes: checksums of the examples in order, their shapes and types."""
+        return fingerprint([("checksums", self._all_sums)], repr(self._layout))
 
     def _read_all(self, loader: Iterable[Any], held_bytes: int) -> tuple[Tensor, Tensor, Tensor, int]:
         """Read the data for the first time; return checksums of inputs and of all, and the size in bytes."""
@@ -287,23 +299,14 @@ class _Chosen(Examples):
 
     def __init__(self, whole: Examples, numbers: Sequence[int]) -> None:
         self.device, self._whole, self.group, self.columns = whole.device, whole, whole.group, whole.columns
-        self._parts = whole.parts(numbers)
-        self._numbers = self._parts[self.group.rank]  # may be none, if other processes have them
+        parts = whole.parts(numbers)
+        self._numbers = parts[self.group.rank]  # may be none, if other processes have them
+        self._edges = [0, *accumulate(map(len, parts))]
         self._held = join_examples(list(whole.some(self._numbers))) if self._numbers else None
 
     def __len__(self) -> int:
         """Return the number of chosen examples."""
         return len(self._numbers)
-
-    @property
-    def n_all(self) -> int:
-        """The number of chosen examples of all processes."""
-        return sum(map(len, self._parts))
-
-    @property
-    def n_most(self) -> int:
-        """The largest number of chosen examples that a process has."""
-        return max(map(len, self._parts))
 
     def read(self, start: int, stop: int) -> tuple[Any, Tensor]:
         """Return copies of some of the chosen examples."""
@@ -313,10 +316,6 @@ class _Chosen(Examples):
             lambda leaf: leaf.clone(), (take_examples(x, start, stop), y[start:stop])
         )
         return moved
-
-    def joined(self, rows: Rows) -> Rows:
-        """Return the rows of the chosen examples of all processes."""
-        return self._whole.joined(rows)
 
     def name(self, examples: Iterable[int]) -> str:
         """Describe which of all examples these are."""

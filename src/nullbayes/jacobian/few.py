@@ -115,7 +115,7 @@ def _pieces(leaves: Leaves, found: Iterable[Tensor], width: int) -> list[Piece]:
         lines = part.abs().amax((0, 2)).nonzero()[:, 0] if is_table else None
         if lines is not None and _SPARSE * len(lines) < part.shape[1]:
             pieces += [DensePiece(torch.cat(dense, 1), start)] if dense else []
-            pieces.append(TablePiece(lines[None], part[None, :, lines], column, part.shape[1]))
+            pieces.append(TablePiece(lines[None], part[None, :, lines], part.shape[1], column))
             dense, start = [], column + part[0].numel()
         else:
             dense.append(part.reshape(width, -1))

@@ -1,11 +1,11 @@
 r"""One rule for each type of layer: its rows, from its inputs and from the gradients of its outputs.
 
 A rule is a function ``(module, inputs, gradients) -> rows``. ``inputs`` (n, ...) went into the layer, ``gradients``
-(n, O, ...) are the derivatives of each output of the network with respect to what came out of it. The rows are
-:class:`Outer` or :class:`Chosen`, or entries (n, O, *shape) for each parameter, computed when they are asked for. To
-add a layer type, write such a function and name it in :data:`RULES`, or in :data:`NAMED_RULES` if the type belongs to
-another package. Rows are compared with plain differentiation before they are used, so that a rule need not foresee
-everything.
+(n, O, ...) are the derivatives of each output of the network with respect to what came out of it. The rows are a
+``SumPiece`` or a ``TablePiece``, which is given its columns later, or entries (n, O, *shape) for each parameter,
+computed when they are asked for. To add a layer type, write such a function and name it in :data:`RULES`, or in
+:data:`NAMED_RULES` if the type belongs to another package. Rows are compared with plain differentiation before they
+are used, so that a rule need not foresee everything.
 
 ``find_layers`` says which layers of a network have a rule and do what their type says.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,76 +30,7 @@ from nullbayes.torch_internals import has_hooks
 Entries = dict[str, Callable[[], Tensor]]  # name of the parameter -> (n, O, *shape)
 
 
-@dataclass(frozen=True)
-class Outer:
-    r"""Weight rows :math:`\sum_t g_{no,t}\, a_{n,t}^\top` over positions, bias rows :math:`\sum_t g_{no,t}`."""
-
-    inputs: Tensor  # (n, T, in)
-    gradients: Tensor  # (n, O, out, T)
-
-    def entries(self) -> Entries:
-        """Return the sums over the positions."""
-        n, outputs, out, positions = self.gradients.shape
-
-        def weight() -> Tensor:  # all outputs of an example in one product: its inputs are read once
-            product = torch.bmm(self.gradients.reshape(n, outputs * out, positions), self.inputs)
-            return product.view(n, outputs, out, -1)
-
-        return {"weight": weight, "bias": lambda: self.gradients.sum(3)}
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Weight rows that are zero but for some lines: the gradients of each position, in the line that it chose."""
-
-    lines: Tensor  # (n, T)
-    gradients: Tensor  # (n, O, T, width)
-    n_lines: int
-
-    def entries(self) -> Entries:
-        """Return the sums over the positions."""
-        n, outputs, _, width = self.gradients.shape
-
-        def weight() -> Tensor:
-            entries = self.gradients.new_zeros(n, outputs, self.n_lines, width)
-            return entries.scatter_add_(2, self.lines[:, None, :, None].expand_as(self.gradients), self.gradients)
-
-        return {"weight": weight}
-
-
-Rule = Callable[[Any, Tensor, Tensor], Outer | Chosen | Entries]
-
-
-def pieces(
-    rows: Outer | Chosen | Entries, columns: Mapping[str, int], shared: Collection[str] = (), *, compact: bool = False
-) -> list[Piece]:
-    """Place rows at their columns: as factors if an example has one position, as entries if it has several.
-
-    With ``compact``, rows are held as factors whatever the number of positions.
-    Parameters that are ``shared`` with other layers always have entries, because entries can be summed.
-    """
-    made: list[Piece] = []
-    own = {name: column for name, column in columns.items() if name not in shared}
-    if not isinstance(rows, dict):
-        if own and (piece := _factored(rows, own.get("weight"), own.get("bias"), compact)) is not None:
-            made.append(piece)
-            columns = {name: column for name, column in columns.items() if name in shared}
-        rows = rows.entries()
-    for name, column in columns.items():
-        entries = rows[name]()
-        made.append(DensePiece(entries.reshape(entries.shape[0] * entries.shape[1], -1), column))
-    return made
-
-
-def _factored(rows: Outer | Chosen, weight: int | None, bias: int | None, compact: bool) -> Piece | None:
-    """Return the piece that holds factors, or None where entries are held."""
-    if isinstance(rows, Chosen):
-        return TablePiece(rows.lines, rows.gradients, weight, rows.n_lines) if compact and weight is not None else None
-    if compact:
-        return SumPiece(rows.inputs, rows.gradients, weight, bias)
-    if rows.inputs.shape[1] == 1:
-        return OuterPiece(rows.inputs[:, 0], rows.gradients[..., 0], weight, bias)
-    return None
+Rule = Callable[[Any, Tensor, Tensor], SumPiece | TablePiece | Entries]
 
 
 def summed(pieces: Iterable[Piece]) -> list[Piece]:
@@ -139,11 +70,31 @@ class Layer:
         return sum(self.module.get_parameter(name).numel() for name in self.columns)
 
     def pieces(self, inputs: Tensor, gradients: Tensor, *, compact: bool = False) -> list[Piece]:
-        """Return its rows; of a parameter that other layers have as well, its share of the entries."""
+        """Return its rows: as factors if an example has one position, as entries if it has several.
+
+        With ``compact``, rows are held as factors whatever the number of positions. Of a parameter that other layers
+        have as well, this is its share of the entries, because entries can be summed.
+        """
         rule = rule_for(type(self.module))
         assert rule is not None
-        shared = {name for name in self.columns if self.uses[name] > 1}
-        return pieces(rule(self.module, inputs, gradients), self.columns, shared, compact=compact)
+        rows = rule(self.module, inputs, gradients)
+        if isinstance(rows, dict):
+            each = ((rows[name](), column) for name, column in self.columns.items())
+            return [DensePiece(entries.reshape(entries.shape[0] * entries.shape[1], -1), at) for entries, at in each]
+        own = {name: column for name, column in self.columns.items() if self.uses[name] == 1}
+        if not own or not (compact or (isinstance(rows, SumPiece) and rows.inputs.shape[1] == 1)):
+            return list(_placed(rows, self.columns).entries())
+        held: Piece = _placed(rows, own)
+        if isinstance(held, SumPiece) and not compact:
+            held = OuterPiece(held.inputs[:, 0], held.gradients[..., 0], held.weight, held.bias)
+        shared = {name: column for name, column in self.columns.items() if name not in own}
+        return [held, *(_placed(rows, shared).entries() if shared else ())]
+
+
+def _placed(rows: SumPiece | TablePiece, columns: Mapping[str, int]) -> SumPiece | TablePiece:
+    """Return rows for parameters that begin at these columns."""
+    named: dict[str, Any] = dict(columns)
+    return replace(rows, **named)
 
 
 def find_layers(network: Network) -> tuple[Layer, ...]:
@@ -187,9 +138,9 @@ def _is_changed(module: nn.Module) -> bool:
 # --- the rules --------------------------------------------------------------------------------------------------------
 
 
-def _linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> Outer:
+def _linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> SumPiece:
     n, outputs, width = gradients.shape[0], gradients.shape[1], gradients.shape[-1]
-    return Outer(inputs.reshape(n, -1, inputs.shape[-1]), gradients.reshape(n, outputs, -1, width).mT)
+    return SumPiece(inputs.reshape(n, -1, inputs.shape[-1]), gradients.reshape(n, outputs, -1, width).mT)
 
 
 def _transposed_linear(module: nn.Module, inputs: Tensor, gradients: Tensor) -> Entries:
@@ -198,10 +149,10 @@ def _transposed_linear(module: nn.Module, inputs: Tensor, gradients: Tensor) -> 
     return {"weight": lambda: flat.mT[:, None] @ back, "bias": lambda: back.sum(2)}
 
 
-def _convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, gradients: Tensor) -> Outer | Entries:
+def _convolution(module: nn.Conv1d | nn.Conv2d | nn.Conv3d, inputs: Tensor, gradients: Tensor) -> SumPiece | Entries:
     patches, gradients = _patches(module, inputs), gradients.flatten(3)  # (n, in * kernel, T), (n, O, out, T)
     if module.groups == 1:
-        return Outer(patches.mT, gradients)
+        return SumPiece(patches.mT, gradients)
     n, outputs, _, positions = gradients.shape
     grouped = gradients.reshape(n, outputs, module.groups, -1, positions)
     patches = patches.reshape(n, module.groups, -1, positions)
@@ -274,9 +225,9 @@ def _rms_norm(module: nn.RMSNorm, x: Tensor) -> Tensor:
     return F.rms_norm(x, module.normalized_shape, eps=module.eps)
 
 
-def _embedding(module: nn.Embedding, inputs: Tensor, gradients: Tensor) -> Chosen:
+def _embedding(module: nn.Embedding, inputs: Tensor, gradients: Tensor) -> TablePiece:
     n, outputs, width = gradients.shape[0], gradients.shape[1], gradients.shape[-1]
-    return Chosen(inputs.reshape(n, -1), gradients.reshape(n, outputs, -1, width), module.num_embeddings)
+    return TablePiece(inputs.reshape(n, -1), gradients.reshape(n, outputs, -1, width), module.num_embeddings)
 
 
 def _prelu(module: nn.PReLU, inputs: Tensor, gradients: Tensor) -> Entries:

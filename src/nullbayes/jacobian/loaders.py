@@ -27,10 +27,11 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from nullbayes.errors import DataError
-from nullbayes.jacobian.batches import BatchFn, as_tensors, check_columns, is_array, leaves, split_batch
+from nullbayes.jacobian.batches import BatchFn, as_tensors, is_array, leaves, split_batch
 
 Batch = tuple[Any, Tensor]  # inputs and targets
 RECIPE = "DataLoader(dataset, batch_size=..., shuffle=False)"
+IN_ORDER = "A fit reads the data several times, and must find all examples in the same order"
 _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _ASKED_TWICE = 3  # examples of a dataset, to see whether it augments
 _BATCH = 256  # examples per batch of a dataset
@@ -76,19 +77,6 @@ def as_loader(data: Any) -> Iterable[Any]:
         )
         raise DataError(msg)
     return data
-
-
-def batches(
-    data: Any, batch_fn: BatchFn | None, dtype: torch.dtype, signature: str = ""
-) -> Iterator[tuple[Any, Tensor]]:
-    """Iterate over inputs and targets once, in any order; the signature of training names the columns of tables."""
-    with torch.random.fork_rng(devices=()):  # a DataLoader draws a seed
-        iterator = iter(loader := as_loader(data))
-    batch_fn = batch_fn_for(loader, batch_fn)
-    for number, batch in enumerate(iterator):
-        if batch_fn is None:
-            check_columns(batch, signature)
-        yield numbered(number, batch, batch_fn, dtype)
 
 
 def numbered(i: int, batch: Any, batch_fn: BatchFn | None, dtype: torch.dtype) -> tuple[Any, Tensor]:

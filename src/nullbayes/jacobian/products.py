@@ -15,8 +15,6 @@ from torch.func import jvp, vjp, vmap
 
 from nullbayes.errors import ModelError
 from nullbayes.jacobian.batches import leaves, n_examples, take_examples
-from nullbayes.jacobian.checks import check_rows, seem_finite
-from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.few import form_few
 from nullbayes.jacobian.network import Network, RowFunction
 from nullbayes.jacobian.row_builder import RowBuilder
@@ -121,8 +119,7 @@ def _has_forward_mode(network: Network, x: Any) -> bool:
     """Whether forward mode is right for a network; compared here, once, where no fit did, as after loading a file."""
     if network.forward_mode is None:
         few = take_examples(x, 0, _COMPARED)
-        function, block = _layer_rows(network, x).probe(few, _no_targets(few))
-        compare_modes(network, function, few, _no_targets(few), block, needed=False)
+        compare_modes(_layer_rows(network, x), few, _no_targets(few), needed=False)
     return bool(network.forward_mode)
 
 
@@ -188,15 +185,14 @@ def centred(changes: Tensor) -> Tensor:  # (S, ...)
 
 
 @full_precision()
-def compare_modes(
-    network: Network, function: RowFunction, x: Any, y: Tensor, block: HeldBlock, *, needed: bool
-) -> None:
+def compare_modes(rows: RowBuilder, x: Any, y: Tensor, *, needed: bool) -> None:
     """Compare a product with the rows of some examples, by reverse mode, with the same by forward mode.
 
     Where torch has no forward mode for an operation, or a wrong one, predictions are made from rows as well; such a
     network is refused if forward mode is ``needed``. Reverse mode was compared with differences before.
     """
-    theta, why = network.theta, ""
+    function, block = rows.probe(x, y)
+    theta, why = rows.network.theta, ""
     generator = torch.Generator().manual_seed(0)
     vector = torch.randn(1, len(theta), generator=generator, dtype=torch.float64, device="cpu").to(theta)
     try:
@@ -209,30 +205,7 @@ def compare_modes(
         back, eps = block.mv(vector), torch.finfo(theta.dtype).eps
         if float((ahead - back).norm()) > eps**0.4 * float(ahead.norm() + back.norm()):
             why = "torch has wrong for this network"
-    network.forward_mode = not why
+    rows.network.forward_mode = not why
     if why and needed:
         msg = f'storage="matrix_free" needs forward mode, which {why}: use "recompute".'
         raise ModelError(msg)
-
-
-def push_range(
-    function: RowFunction, theta: Tensor, examples: Examples, start: int, stop: int, vectors: Tensor
-) -> Tensor:  # (S, P) -> (S, n, O)
-    """Multiply the rows of a range of examples with vectors, by forward mode."""
-    pushed = push(function, theta, *examples.read(start, stop), vectors)
-    if not seem_finite([pushed]) and torch.isfinite(vectors).all():
-        check_rows(examples, start, stop, [pushed.transpose(0, 1)])
-    return pushed
-
-
-def pull_range(
-    function: RowFunction, theta: Tensor, examples: Examples, start: int, stop: int, weights: Tensor
-) -> Tensor:  # (S, n, O) -> (S, P)
-    """Multiply weights with the rows of a range of examples, by reverse mode."""
-    x, y = examples.read(start, stop)
-    pulled = pull(function, theta, x, y, weights)
-    if not seem_finite([pulled]) and torch.isfinite(weights).all():
-        for i in range(stop - start):  # the sum over the examples does not say which
-            alone = pull(function, theta, take_examples(x, i, i + 1), y[i : i + 1], weights[:, i : i + 1])
-            check_rows(examples, start + i, start + i + 1, [alone[None]])
-    return pulled

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import SettingsError
-from nullbayes.jacobian.checks import check_rows
+from nullbayes.jacobian.checks import check_rows, seem_finite
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.network import Network, RowFunction
-from nullbayes.jacobian.products import compare_modes, product_examples, pull_range, push_range
+from nullbayes.jacobian.products import compare_modes, product_examples, pull, push
 from nullbayes.jacobian.row_builder import RowBuilder
 from nullbayes.likelihoods import Likelihood
 from nullbayes.limits import OutOfMemory, RowCosts, Storage, attempt, forming_room, limits, pushed_bytes
@@ -75,8 +75,7 @@ class JacobianRows(Rows):
         self._row_bytes = max(1, sum(piece.costs().n_bytes for piece in self._layers.example_pieces))  # per example
         self._at_once = len(examples)  # as many as were ever formed together without running out of memory
         self._compared = torch.zeros(len(examples), dtype=torch.bool, device="cpu")
-        probed, block = self._layers.probe(*few)
-        compare_modes(network, probed, *few, block, needed=storage == "matrix_free")
+        compare_modes(self._layers, *few, needed=storage == "matrix_free")
 
     @property
     def route(self) -> str:
@@ -252,28 +251,34 @@ class JacobianRows(Rows):
                 self._at_once = half = (stop - start) // 2
                 left.extendleft([(start + half, stop), (start, start + half)])
 
-    def product_examples(self, n_vectors: int) -> int:
-        """Return how many examples to multiply with ``n_vectors`` vectors at a time."""
-        return product_examples(self.device, n_vectors, self.working_bytes // self._pushed_bytes)
-
     def examples_within(self, n_vectors: int) -> int:
         """Return how many examples forward mode may take with ``n_vectors`` vectors each, in every process."""
         return min(self.network.group.gather(max(1, self.working_bytes // self._layers.pushed_bytes // n_vectors)))
 
     def _chunks(self, n_vectors: int, first: int, last: int) -> Iterable[tuple[int, int]]:
-        return self.examples.ranges(self.product_examples(n_vectors), first, last)
+        most = product_examples(self.device, n_vectors, self.working_bytes // self._pushed_bytes)
+        return self.examples.ranges(most, first, last)
 
     def _push(self, vectors: Tensor, first: int, last: int) -> Tensor:  # (S, P) -> (S, m)
-        parts = [
-            push_range(self.function, self.network.theta, self.examples, a, b, vectors).flatten(1)
-            for a, b in self._chunks(len(vectors), first, last)
-        ]
+        """Multiply with the rows of a range of examples, by forward mode."""
+        parts = []
+        for a, b in self._chunks(len(vectors), first, last):
+            pushed = push(self.function, self.network.theta, *self.examples.read(a, b), vectors)
+            if not seem_finite([pushed]) and torch.isfinite(vectors).all():
+                check_rows(self.examples, a, b, [pushed.transpose(0, 1)])
+            parts.append(pushed.flatten(1))
         return torch.cat(parts, dim=1)
 
     def _pull(self, weights: Tensor, first: int, last: int) -> Tensor:  # (S, m) -> (S, P)
+        """Multiply with the transpose of the rows of a range of examples, by reverse mode."""
         weights = weights.reshape(len(weights), last - first, self.rows_per_example)
-        result = weights.new_zeros(len(weights), self.n_columns)
+        result, theta = weights.new_zeros(len(weights), self.n_columns), self.network.theta
         for a, b in self._chunks(len(weights), first, last):
             part = weights[:, a - first : b - first]
-            result += pull_range(self.function, self.network.theta, self.examples, a, b, part)
+            pulled = pull(self.function, theta, *self.examples.read(a, b), part)
+            if not seem_finite([pulled]) and torch.isfinite(part).all():
+                for i in range(b - a):  # the sum over the examples does not say which
+                    alone = pull(self.function, theta, *self.examples.read(a + i, a + i + 1), part[:, i : i + 1])
+                    check_rows(self.examples, a + i, a + i + 1, [alone[None]])
+            result += pulled
         return result

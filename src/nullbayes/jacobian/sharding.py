@@ -1,78 +1,19 @@
-"""Training data that are spread over processes: which part each of them reads, and how examples are numbered."""
+"""Training data and inputs that are spread over processes: which part each of them reads."""
 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 from nullbayes.distributed import Group
 from nullbayes.errors import DataError
-from nullbayes.hashing import fingerprint
-from nullbayes.jacobian.batches import BatchFn, as_tensors, is_array, n_examples
-from nullbayes.jacobian.data import IN_ORDER, Examples
-from nullbayes.jacobian.loaders import Given, as_loader, check_order, remade, sampler_of
-from nullbayes.linalg.rows import Rows
-from nullbayes.linalg.shared import JointRows
-
-
-class Shard(Examples):
-    """The examples of this process, which reads and holds no others.
-
-    Each process has some consecutive examples; a loader whose DistributedSampler has divided the examples already is
-    taken as it is. Examples are numbered through all processes in order of rank.
-
-    Parameters
-    ----------
-    data, batch_fn, device, dtype
-        As for :class:`Examples`: all data, in every process, of which only a part is read; or a loader of its part.
-    group : Group
-        The processes.
-    """
-
-    def __init__(
-        self, data: Any, batch_fn: BatchFn | None, device: torch.device, group: Group, *, dtype: torch.dtype
-    ) -> None:
-        super().__init__(own_part(data, group), batch_fn, device, dtype=dtype)
-        self.group = group
-        sizes = group.gather(len(self))
-        self._edges = [0, *itertools.accumulate(sizes)]
-        layouts = group.gather(repr(self._layout))
-        if len(set(layouts)) > 1:
-            msg = f"The processes have examples of different forms: {' and '.join(sorted(set(layouts)))}."
-            raise DataError(msg)
-        self._fingerprint = fingerprint([("checksums", group.join(self._sums))], repr(self._layout))
-
-    @property
-    def n_all(self) -> int:
-        """The number of examples of all processes."""
-        return self._edges[-1]
-
-    @property
-    def n_most(self) -> int:
-        """The largest number of examples that a process has."""
-        return max(b - a for a, b in itertools.pairwise(self._edges))
-
-    def parts(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return which of some examples, by their ascending numbers among all, each process has, by its own numbers."""
-        ends = [bisect_left(numbers, edge) for edge in self._edges]
-        return [
-            [number - self._edges[i] for number in numbers[a:b]] for i, (a, b) in enumerate(itertools.pairwise(ends))
-        ]
-
-    def joined(self, rows: Rows) -> Rows:
-        """Return the rows of all processes as one matrix."""
-        return JointRows(rows, self.group)
-
-    def fingerprint(self) -> str:
-        """Return a hash of the data of all processes: that of the same data in one process."""
-        return self._fingerprint
+from nullbayes.jacobian.batches import as_tensors, is_array, n_examples
+from nullbayes.jacobian.loaders import IN_ORDER, Given, as_loader, check_order, remade, sampler_of
 
 
 def own_part(data: Any, group: Group) -> Iterable[Any]:

@@ -8,6 +8,7 @@ from the factors, without the network.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nullbayes.limits import PieceCosts
-from nullbayes.linalg.pieces import DensePiece, Factors, Piece, cross_product, shape_alone
+from nullbayes.linalg.pieces import DensePiece, Factors, Piece, cross_product
 from nullbayes.precision import tensor_float32
 
 _VECTORS = 30  # that the entries of a product are shared by, in estimates of its cost
@@ -28,61 +29,61 @@ def _preconditioning(dtype: torch.dtype) -> AbstractContextManager[None]:
     return tensor_float32() if dtype == torch.float32 else nullcontext()
 
 
+class CompactPiece(Piece):
+    """Rows whose entries are computed from what is held; abstract: a subclass says how."""
+
+    gradients: Tensor
+    compact = True
+
+    @abstractmethod
+    def entries(self) -> Iterator[DensePiece]:
+        """Compute the entries."""
+
+    def put_dense(self, result: Tensor) -> None:
+        """Write the entries."""
+        for piece in self.entries():
+            piece.put_dense(result)
+
+    def factors(self, rows_per_example: int) -> list[Factors]:
+        """Return the entries of each example, in float64."""
+        wide = self.of(tuple(t.double() if t.is_floating_point() else t for t in self.tensors()))
+        return [factors for piece in wide.entries() for factors in piece.factors(rows_per_example)]
+
+
 @dataclass(frozen=True)
-class SumPiece(Piece):
+class SumPiece(CompactPiece):
     """Rows ``n * O + o`` that are sums over positions of ``gradients[n, o, :, t] ⊗ inputs[n, t]``, weight and bias."""
 
     inputs: Tensor  # (n, T, in)
     gradients: Tensor  # (n, O, out, T)
-    weight: int | None  # first column of the (out, in) weight
-    bias: int | None  # first column of the (out,) bias
+    weight: int | None = None  # first column of the (out, in) weight
+    bias: int | None = None  # first column of the (out,) bias
 
     holds = ("inputs", "gradients")
-    compact = True
-
-    @property
-    def rows_each(self) -> int:
-        """The rows of one example."""
-        return self.gradients.shape[1]
 
     def add_mv(self, vectors: Tensor, result: Tensor) -> None:
         """Compute the entries, and multiply with them."""
-        for piece in self._entries():
+        for piece in self.entries():
             piece.add_mv(vectors, result)
 
     def add_rmv(self, vectors: Tensor, result: Tensor) -> None:
         """Compute the entries, and multiply with their transpose."""
-        for piece in self._entries():
+        for piece in self.entries():
             piece.add_rmv(vectors, result)
-
-    def put_dense(self, result: Tensor) -> None:
-        """Write the entries."""
-        for piece in self._entries():
-            piece.put_dense(result)
 
     def cross(self, other: Self, dtype: torch.dtype, working_bytes: int) -> Tensor:
         """Return ``B @ other.T``, with as many columns of entries at a time as the working bytes hold."""
         (n, outputs, out, _), m = self.gradients.shape, len(other.gradients)
-        left, right = self._in(dtype), other._in(dtype)
+        left, right = (piece.of(tuple(t.to(dtype) for t in piece.tensors())) for piece in (self, other))
         each = self.inputs.shape[2] * outputs * (n + m) * dtype.itemsize
         step = max(1, working_bytes // max(1, each)) if self.weight is not None else out
         total = torch.zeros(n * outputs, m * outputs, dtype=dtype, device=self.inputs.device)
         for start in range(0, out, step):
-            pairs = zip(left._entries(start, start + step), right._entries(start, start + step), strict=True)
+            pairs = zip(left.entries(start, start + step), right.entries(start, start + step), strict=True)
             for mine, theirs in pairs:
                 with _preconditioning(dtype):
                     total += cross_product(mine.matrix, theirs.matrix, dtype, working_bytes)
         return total
-
-    def factors(self, rows_per_example: int) -> list[Factors]:
-        """Return the entries of each example, in float64."""
-        wide = self._in(torch.float64)
-        return [factors for piece in wide._entries() for factors in piece.factors(rows_per_example)]
-
-    def outline(self, outputs: int) -> SumPiece:
-        """Return the factors of one example."""
-        inputs = shape_alone(self.inputs, 1, *self.inputs.shape[1:])
-        return self.of((inputs, shape_alone(self.gradients, 1, outputs, *self.gradients.shape[2:])))
 
     @property
     def product_bytes(self) -> tuple[float, float]:
@@ -100,10 +101,7 @@ class SumPiece(Piece):
         out, fan_in = self.gradients.shape[2], self.inputs.shape[2]
         return (0 if self.weight is None else out * fan_in) + (0 if self.bias is None else out)
 
-    def _in(self, dtype: torch.dtype) -> SumPiece:
-        return self.of(tuple(tensor.to(dtype) for tensor in self.tensors()))
-
-    def _entries(self, start: int = 0, stop: int | None = None) -> Iterator[DensePiece]:
+    def entries(self, start: int = 0, stop: int | None = None) -> Iterator[DensePiece]:
         """Iterate over the entries of weight and bias that belong to some of the outputs of the layer."""
         gradients, fan_in = self.gradients[:, :, start:stop], self.inputs.shape[2]
         n, outputs, width, positions = gradients.shape
@@ -115,25 +113,19 @@ class SumPiece(Piece):
 
 
 @dataclass(frozen=True)
-class TablePiece(Piece):
+class TablePiece(CompactPiece):
     """Rows ``n * O + o`` over a table with one line per token: ``gradients[n, o, t]`` in line ``chosen[n, t]``."""
 
     chosen: Tensor  # (n, T) integers
     gradients: Tensor  # (n, O, T, width)
-    column: int  # the first
     lines: int  # of the table
+    weight: int = 0  # its first column
 
     holds = ("chosen", "gradients")
-    compact = True
-
-    @property
-    def rows_each(self) -> int:
-        """The rows of one example."""
-        return self.gradients.shape[1]
 
     @property
     def _columns(self) -> slice:
-        return slice(self.column, self.column + self.lines * self.gradients.shape[3])
+        return slice(self.weight, self.weight + self.lines * self.gradients.shape[3])
 
     def add_mv(self, vectors: Tensor, result: Tensor) -> None:
         """Look up the lines of the tokens in each vector, and multiply with their gradients."""
@@ -151,12 +143,12 @@ class TablePiece(Piece):
         tables = result[:, self._columns].unflatten(1, (self.lines, width))
         tables.index_add_(1, self.chosen.flatten(), added.reshape(len(vectors), n * positions, width))
 
-    def put_dense(self, result: Tensor) -> None:
-        """Write the gradients into the lines of their tokens."""
+    def entries(self) -> Iterator[DensePiece]:
+        """Add the gradients to the lines of their tokens."""
         n, outputs, _, width = self.gradients.shape
         entries = self.gradients.new_zeros(n, outputs, self.lines, width)
         entries.scatter_add_(2, self.chosen[:, None, :, None].expand_as(self.gradients), self.gradients)
-        result[:, self._columns] = entries.view(n * outputs, -1)
+        yield DensePiece(entries.view(n * outputs, -1), self.weight)
 
     def cross(self, other: Self, dtype: torch.dtype, working_bytes: int) -> Tensor:
         """Return the products of gradients, summed over the pairs of positions that have the same token."""
@@ -179,18 +171,6 @@ class TablePiece(Piece):
         gradients = self.gradients.double()
         same = self.chosen[:, None, :] == self.chosen[:, :, None]  # (n, T, T)
         result += (gradients @ gradients.mT).mul_(same[:, None]).sum(dim=(2, 3)).flatten()
-
-    def factors(self, rows_per_example: int) -> list[Factors]:
-        """Return the entries of each example, in float64."""
-        n, outputs, _, width = self.gradients.shape
-        entries = self.gradients.new_zeros(n * outputs, self.lines * width, dtype=torch.float64)
-        TablePiece(self.chosen, self.gradients.double(), 0, self.lines).put_dense(entries)
-        return [Factors(entries.view(-1, rows_per_example, self.lines * width), None, self.column)]
-
-    def outline(self, outputs: int) -> TablePiece:
-        """Return the tokens and gradients of one example."""
-        chosen = shape_alone(self.chosen, 1, self.chosen.shape[1])
-        return self.of((chosen, shape_alone(self.gradients, 1, outputs, *self.gradients.shape[2:])))
 
     @property
     def product_bytes(self) -> tuple[float, float]:

@@ -38,9 +38,12 @@ class Piece(ABC):
     compact = False  # whether products compute entries from what is held, and need memory for them
 
     @property
-    @abstractmethod
     def rows_each(self) -> int:
-        """Rows per entry of the leading dimension of the tensors; a piece is cut at multiples of it."""
+        """Rows per entry of the leading dimension of the tensors; a piece is cut at multiples of it.
+
+        They are those of an example, which the last tensor (n, O, ...) has in its second dimension.
+        """
+        return self.tensors()[-1].shape[1]
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the tensors that the piece holds."""
@@ -74,9 +77,11 @@ class Piece(ABC):
         """Add the squares of the entries of each row to ``result``, in float64."""
         add_squares(self.factors(rows_per_example), result)
 
-    @abstractmethod
-    def outline(self, outputs: int) -> Piece:
+    def outline(self, outputs: int) -> Self:
         """Return the piece of one example with ``outputs`` rows, as shapes without entries, to compute costs with."""
+        *others, last = self.tensors()
+        shapes = [shape_alone(other, 1, *other.shape[1:]) for other in others]
+        return self.of((*shapes, shape_alone(last, 1, outputs, *last.shape[2:])))
 
     @abstractmethod
     def costs(self) -> PieceCosts:
@@ -185,7 +190,7 @@ class DensePiece(Piece):
         entries = self.matrix if self.scale is None else self.matrix.float() * self.scale
         return [Factors(entries.view(-1, rows_per_example, entries.shape[1]), None, self.column)]
 
-    def outline(self, outputs: int) -> DensePiece:
+    def outline(self, outputs: int) -> Self:
         """Return ``outputs`` rows of the same columns."""
         return self.of(tuple(shape_alone(tensor, outputs, tensor.shape[1]) for tensor in self.tensors()))
 
@@ -221,11 +226,6 @@ class OuterPiece(Piece):
     bias: int | None  # first column of the (out,) bias
 
     holds = ("activations", "gradients")
-
-    @property
-    def rows_each(self) -> int:
-        """The rows of one example."""
-        return self.gradients.shape[1]
 
     def add_mv(self, vectors: Tensor, result: Tensor) -> None:
         """Push the activations through each sample's layer, then along the gradients."""
@@ -283,11 +283,6 @@ class OuterPiece(Piece):
         """Return the factors of the weight, and the gradients for the bias."""
         weight = [] if self.weight is None else [Factors(self.gradients, self.activations, self.weight)]
         return weight + ([] if self.bias is None else [Factors(self.gradients, None, self.bias)])
-
-    def outline(self, outputs: int) -> OuterPiece:
-        """Return the factors of one example."""
-        activations = shape_alone(self.activations, 1, self.activations.shape[1])
-        return self.of((activations, shape_alone(self.gradients, 1, outputs, self.gradients.shape[2])))
 
     @property
     def product_bytes(self) -> tuple[float, float]:

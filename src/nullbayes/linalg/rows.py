@@ -14,6 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from nullbayes.distributed import ALONE, Group
 from nullbayes.errors import NullBayesError, SettingsError
 from nullbayes.limits import PieceCosts, RowCosts, Storage, limits
 from nullbayes.linalg.pieces import Factors, add_squares
@@ -70,6 +71,9 @@ class Rows(ABC):
     working_bytes : int
         Temporary memory while rows are formed or multiplied, not counting stored rows, vectors and results. It sets how
         many rows are formed or multiplied at a time. Settable.
+    row_group, column_group : Group
+        The processes that have the rows, or the columns, of one matrix among them: this one alone, except for
+        :class:`JointRows <nullbayes.linalg.shared.JointRows>` and ``DividedRows``.
 
     Examples
     --------
@@ -90,6 +94,8 @@ class Rows(ABC):
     rows_per_example: int = 1
     block_rows: int | None = None
     spares_short_rows: bool = False
+    row_group: Group = ALONE
+    column_group: Group = ALONE
     _working_bytes: int | None = None
     _frobenius: float | None = None
 
@@ -174,12 +180,7 @@ class Rows(ABC):
         Rows that are spread over processes have other blocks in other processes. Whatever is summed over blocks goes
         through here, and that is all that a projector does for them.
         """
-        return part
-
-    @property
-    def n_parts(self) -> int:
-        """The number of processes that the rows are spread over."""
-        return 1
+        return self.row_group.sum(part)
 
     def total_columns(self, part: Tensor) -> Tensor:
         """Return a sum over all columns, of which ``part`` is the sum over those that this process has.
@@ -187,7 +188,7 @@ class Rows(ABC):
         Processes may divide the columns. Vectors are then as long as the columns of this process, and their products,
         lengths and inner products are sums that go through here.
         """
-        return part
+        return self.column_group.sum(part)
 
     def vector_lengths(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S,)
         """Return the length of each vector, in float64."""
@@ -206,10 +207,17 @@ class Rows(ABC):
     @property
     def is_alone(self) -> bool:
         """Whether this process has all rows and all columns."""
-        return True
+        return self.row_group.size == self.column_group.size == 1
 
-    def check_whole(self, what: str) -> None:  # noqa: B027 - these rows have all columns
-        """Refuse a method that needs all columns in one process."""
+    def check_whole(self, what: str) -> None:
+        """Refuse a method that needs all columns in one process, if several divide them."""
+        if self.column_group.size > 1:
+            msg = (
+                f'{what} needs all columns in one process, and parallel="parameters" divides them: use '
+                'projector="auto", nb.projectors.ExactDual(), or '
+                "nb.projectors.Krylov(nb.projectors.Alternating(block_rows=...))."
+            )
+            raise SettingsError(msg)
 
     def gram(self, dtype: torch.dtype) -> Tensor:  # (R, R)
         """Return the Gram matrix of all rows, accumulated in ``dtype``."""

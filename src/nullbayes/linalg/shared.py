@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from nullbayes.distributed import Group
-from nullbayes.errors import SettingsError
 from nullbayes.limits import RowCosts, Storage
 from nullbayes.linalg.pieces import Factors
 from nullbayes.linalg.rows import Block, Rows
@@ -69,11 +68,6 @@ class SharedRows(Rows):
         """Stored numbers per row, in the part of this process."""
         return self.own.numbers_per_row
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether there are no other processes."""
-        return self.group.size == 1
-
 
 class JointRows(SharedRows):
     """The rows of all processes, one below the other in order of rank.
@@ -94,15 +88,7 @@ class JointRows(SharedRows):
         super().__init__(own, group)
         self._sizes = [n_rows for n_rows, _ in self._part_shapes]
         self._offset, self.n_rows = sum(self._sizes[: group.rank]), sum(self._sizes)
-
-    def total(self, part: Tensor) -> Tensor:
-        """Add up the parts of all processes."""
-        return self.group.sum(part)
-
-    @property
-    def n_parts(self) -> int:
-        """The number of processes."""
-        return self.group.size
+        self.row_group = group
 
     def cuts(self, block_rows: int) -> tuple[tuple[int, int], ...]:
         """Cut the rows of this process into blocks; they are numbered as in the whole matrix."""
@@ -205,10 +191,7 @@ class DividedRows(SharedRows):
         super().__init__(own, group)
         self._edges = [0, *accumulate(n_columns for _, n_columns in self._part_shapes)]
         self._agreed: tuple[int, int] | None = None  # working_bytes, and the rows per pass that the processes agreed on
-
-    def total_columns(self, part: Tensor) -> Tensor:
-        """Add up the parts of all processes."""
-        return self.group.sum(part)
+        self.column_group = group
 
     @property
     def n_all_columns(self) -> int:
@@ -218,14 +201,6 @@ class DividedRows(SharedRows):
     def own_columns(self, vectors: Tensor) -> Tensor:
         """Return the part of vectors that belongs to the columns of this process."""
         return vectors[:, self._edges[self.group.rank] : self._edges[self.group.rank + 1]]
-
-    def check_whole(self, what: str) -> None:
-        """Refuse a method that needs all columns in one process."""
-        msg = (
-            f'{what} needs all columns in one process, and parallel="parameters" divides them: use projector="auto", '
-            "nb.projectors.ExactDual(), or nb.projectors.Krylov(nb.projectors.Alternating(block_rows=...))."
-        )
-        raise SettingsError(msg)
 
     def block(self, start: int, stop: int) -> DividedBlock:
         """Return rows ``start`` to ``stop``."""

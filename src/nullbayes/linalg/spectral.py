@@ -209,6 +209,11 @@ class NormalFactor:
     shift: float
     leak: float  # relative error that rounding introduces inside the null space
 
+    @property
+    def precision(self) -> torch.dtype:
+        """In which the factor was computed."""
+        return self.triangle.dtype
+
     def correction(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
         """Return the part of each vector that the step removes."""
         wide = vectors.to(self.triangle.dtype)

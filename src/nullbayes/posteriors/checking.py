@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from nullbayes.errors import DataError
-from nullbayes.jacobian.batches import BatchFn, take_examples, to_device
+from nullbayes.jacobian.batches import BatchFn, check_columns, take_examples, to_device
 from nullbayes.jacobian.data import check_batch
-from nullbayes.jacobian.loaders import batches
+from nullbayes.jacobian.loaders import as_loader, batch_fn_for, numbered
 from nullbayes.jacobian.network import Network
 from nullbayes.jacobian.products import centred, linearized
 from nullbayes.likelihoods import Likelihood
@@ -122,10 +122,15 @@ class FitCheck:
 def pieces(
     network: Network, batch_fn: BatchFn | None, data: Any, size: int = AT_ONCE
 ) -> Iterator[tuple[Any, Tensor]]:  # inputs and targets
-    """Iterate once over inputs and targets on the network's device, at most ``size`` examples at a time."""
+    """Iterate once over inputs and targets, in any order, on the network's device, ``size`` examples at a time."""
     network.check_unchanged()
-    empty = True
-    for number, (x, y) in enumerate(batches(data, batch_fn, network.dtype, network.input_signature)):
+    with torch.random.fork_rng(devices=()):  # a DataLoader draws a seed
+        iterator = iter(loader := as_loader(data))
+    batch_fn, empty = batch_fn_for(loader, batch_fn), True
+    for number, batch in enumerate(iterator):
+        if batch_fn is None:
+            check_columns(batch, network.input_signature)
+        x, y = numbered(number, batch, batch_fn, network.dtype)
         check_batch(number, x, y)
         network.check_form(x)
         empty = False

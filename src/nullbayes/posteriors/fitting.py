@@ -11,13 +11,14 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nullbayes.errors import ConvergenceWarning, SettingsError
-from nullbayes.posteriors.arguments import Base, Noise, draw_seed
+from nullbayes.posteriors.arguments import Base, Noise, draw_seed, memory_limit_bytes
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.measured import Measured, measure, merged, timed
 from nullbayes.posteriors.parallel import divided, own_data, project_some
@@ -28,13 +29,13 @@ from nullbayes.posteriors.plan import (
     RowSource,
     Shared,
     make_plan,
-    warn_of_small_limit,
     within_memory,
 )
+from nullbayes.posteriors.preview import warn_of_small_limit
 from nullbayes.posteriors.progress import Meter, Progress
 from nullbayes.posteriors.promise import SAMPLES, Promise, answers, inspected, least_precision, split
 from nullbayes.posteriors.sigma import with_estimate
-from nullbayes.projectors import Outcome, Projection, Projector
+from nullbayes.projectors import Outcome, Projection, Projector, choose
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,9 @@ def begin(request: FitRequest, base: Base | None, seed: int | None, store: Check
         except SettingsError:
             store.refuse("its memory is too small for it")
     if request.memory_limit is not None and plan.choice is not None and request.group.size == 1:
-        warn_of_small_limit(request.rows, plan.choice, request.tolerance, plan.host)
+        rows, n_samples, rtol = request.rows, request.n_samples, request.tolerance
+        again = partial(choose, rows, n_samples=n_samples, rtol=rtol, host_limit=plan.host)
+        warn_of_small_limit(plan.choice, again, memory_limit_bytes(None, rows.device))
     if store is not None:
         drawn = None if base is None else noise.draw(request.rows.network, 0, request.n_samples)
         store.begin(request, plan, noise.seed, drawn)

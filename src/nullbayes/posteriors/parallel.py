@@ -15,7 +15,6 @@ from nullbayes.errors import DistributedError, SettingsError
 from nullbayes.jacobian.data import Examples
 from nullbayes.jacobian.division import divide
 from nullbayes.jacobian.network import Network
-from nullbayes.jacobian.sharding import Shard
 from nullbayes.posteriors.checkpoint import Checkpoint
 from nullbayes.posteriors.plan import Prepared, RowSource, Shared
 from nullbayes.posteriors.progress import Progress
@@ -41,7 +40,7 @@ def own_data(source: RowSource, data: Any, shared: Shared) -> Any:
     """Return the training data that this process reads: a part of them, or all."""
     network, group = source.network, shared.group
     if shared.what == "data":
-        return Shard(data, source.batch_fn, network.device, group, dtype=network.dtype)
+        return Examples(data, source.batch_fn, network.device, dtype=network.dtype, group=group)
     if network.division is not None:
         data = Examples(data, source.batch_fn, network.device, dtype=network.dtype)
         _check_same(group, data.fingerprint(), "data", "pass all data in every process")

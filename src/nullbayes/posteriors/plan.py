@@ -24,7 +24,6 @@ from nullbayes.likelihoods import Likelihood
 from nullbayes.limits import OutOfMemory, Storage
 from nullbayes.linalg.rows import Rows
 from nullbayes.posteriors.arguments import host_memory_bytes, memory_limit_bytes
-from nullbayes.posteriors.small_limit import warn_of_small_limit as warn_of_small_limit
 from nullbayes.projectors import Plan, Projector, choose, least_bytes
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ def predict(
     self: Any,
     x: Any,
     *,
-    pred_type: str = "linearized",
+    pred_type: str | None = None,
     n_samples: int | None = None,
     link_approx: str | None = None,
     mask: Mask = None,
@@ -31,8 +31,9 @@ def predict(
     x : Tensor, array, tuple, mapping, dataset or loader
         What the model takes: one argument, several, or named ones; or an iterable of such (targets in pairs are
         ignored). A loader that shuffles or drops examples is refused: answers come in the order of the inputs.
-    pred_type : "linearized" or "sampled"
-        The linearized network, for which the theory holds, or the network at the sampled parameters.
+    pred_type : "linearized" or "sampled", optional
+        The linearized network, for which the theory holds, or the network at the sampled parameters. "linearized" by
+        default; "sampled" for methods whose samples are networks themselves. Methods that are only a score refuse both.
     n_samples : int, optional
         Use only the first so many samples.
     link_approx : "margin", "probit", "bridge" or "mc", optional
@@ -72,14 +73,14 @@ def predict_outputs(
     self: Any,
     x: Any,
     *,
-    pred_type: str = "linearized",
+    pred_type: Any = None,
     n_samples: Any = None,
     link_approx: Any = None,
     mask: Mask = None,
 ) -> Prediction:
     """Predict with a dimension for the outputs, (N, 1), also where the model returns one number per input."""
     self._network.check_unchanged()
-    options = {"pred_type": pred_type, "link": link_approx, "batch_fn": self._batch_fn, "mask": mask}
+    options = {"link": link_approx, "batch_fn": self._batch_fn, "mask": mask, "pred_type": pred_type or self._pred_type}
     root, network = self.prior_precision**0.5, self._network
     with network.group.together():
         return predictive.predict(network, self._likelihood, x, self._first(n_samples), root=root, **options)

@@ -1,16 +1,18 @@
-"""``nb.plan``: what a fit would do, before it is done."""
+"""``nb.plan``: what a fit would do, before it is done; and a warning where a small memory limit makes it slow."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
 from nullbayes.distributed import Group
-from nullbayes.errors import DataError, SettingsError
+from nullbayes.errors import DataError, SettingsError, warn
 from nullbayes.jacobian.batches import BatchFn, is_array
 from nullbayes.jacobian.beginning import Expected, read_beginning
 from nullbayes.jacobian.division import expected
@@ -18,11 +20,13 @@ from nullbayes.jacobian.jacobians import LossJacobian, OutputJacobian
 from nullbayes.jacobian.network import Network, OutputFn, Selection
 from nullbayes.likelihoods import Likelihood, LossFn
 from nullbayes.posteriors.arguments import host_memory_bytes, memory_limit_bytes
-from nullbayes.posteriors.plan import LOSS_TOLERANCE, TOLERANCE, warn_of_small_limit
+from nullbayes.posteriors.plan import LOSS_TOLERANCE, TOLERANCE
 from nullbayes.posteriors.promise import SAMPLES, split
 from nullbayes.projectors import Plan, choose
 
 _BESIDE = 0.5  # seconds that a fit takes however small it is: checks, and the search for a precision
+_LONG = 60.0  # seconds of a plan from which on others are looked for
+_SOONER = 5.0  # times: plans are rough
 
 
 def plan(
@@ -100,7 +104,8 @@ def plan(
     chosen = functools.partial(choose, memory_limit=limit, rtol=rtol, host_limit=host)
     found = chosen(rows, n_samples=n_samples)
     if memory_limit is not None:
-        warn_of_small_limit(rows, found, rtol, host)
+        again = functools.partial(choose, rows, n_samples=n_samples, rtol=rtol, host_limit=host)
+        warn_of_small_limit(found, again, memory_limit_bytes(None, rows.device))
     seconds = found.seconds + _BESIDE
     for inside, _ in split(rows, 0):
         if inside:
@@ -110,3 +115,30 @@ def plan(
     note = f"planned for about {beginning.n_examples:,} examples, by the length of the loader"
     found = dataclasses.replace(found, seconds=seconds, note=note if beginning.estimated else "")
     return found.for_this_machine(rows.device)
+
+
+def warn_of_small_limit(plan: Plan, again: Callable[..., Plan], free: int) -> None:
+    """Warn of a plan that takes long where twice its memory, or four times as much, and so on, makes it far sooner.
+
+    ``again(memory_limit=...)`` plans for another limit, of at most the bytes that are ``free``.
+    """
+    if plan.seconds < _LONG:
+        return
+    limit = 2 * plan.memory_limit
+    while limit <= free:
+        other = again(memory_limit=limit)
+        if other.seconds * _SOONER <= plan.seconds:
+            break
+        limit *= 2
+    else:
+        return
+    message = (
+        f"The memory limit of {plan.memory_limit / 2**20:.1f} MiB makes this fit slow: about {_time(plan.seconds)}, "
+        f"where it would take about {_time(other.seconds)} with memory_limit="
+        f'"{math.ceil(limit / 2**20)}MB", which is free. Take that, or fewer samples.'
+    )
+    warn(message)
+
+
+def _time(seconds: float) -> str:
+    return f"{max(1.0, seconds):.0f} s" if seconds < 90.0 else f"{seconds / 60.0:.0f} min"

@@ -129,10 +129,10 @@ def ood_score(
     if kind in scoring.own:
         found = scoring.own[kind](x, per, mask)
     else:
-        asked = {"mask": mask} if pred_type is None else {"mask": mask, "pred_type": pred_type}
         at_once = is_array(x) or isinstance(x, (tuple, Mapping)) or is_array(mask) or per != "input"
         pieces = [x] if at_once else stream(x, self._network, self._batch_fn, self.n_samples)  # lengths may differ
-        found = torch.cat([self._scored(self._predict(piece, **asked), kind, per, mask) for piece in pieces])
+        predicted = (self._predict(piece, mask=mask, pred_type=pred_type) for piece in pieces)
+        found = torch.cat([self._scored(prediction, kind, per, mask) for prediction in predicted])
     if per == "position" and found.ndim == 1:
         msg = 'This network has one prediction per input: there are no positions to score, so leave per="position" out.'
         raise SettingsError(msg)

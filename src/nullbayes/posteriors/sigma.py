@@ -23,7 +23,7 @@ from torch import Tensor
 from nullbayes.errors import UntrainedWarning, warn
 from nullbayes.jacobian.jacobians import OutputJacobian
 from nullbayes.jacobian.rows import JacobianRows
-from nullbayes.likelihoods import Likelihood, Regression
+from nullbayes.likelihoods import Regression
 from nullbayes.limits import free_memory
 from nullbayes.linalg.lanczos import gauss_rule
 from nullbayes.linalg.normal import normal_matrix
@@ -62,31 +62,24 @@ class Smoother:
 def with_estimate(source: RowSource, rows: JacobianRows, *, tuned: bool = False) -> JacobianRows:
     """Return the rows of a regression, with an estimate of its noise where none was given.
 
-    The estimate warns where it is worth little, unless the noise is ``tuned`` afterwards.
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UntrainedWarning)  # which there was when the data were opened first
-        noisy = with_noise(source.likelihood, rows, tuned=tuned)
-        return rows if noisy is rows.likelihood else replace(source, likelihood=noisy).rows(rows.examples)
-
-
-def with_noise(given: Likelihood, rows: JacobianRows, *, tuned: bool = False) -> Likelihood:
-    """Return the likelihood of the rows; for a regression without a given noise, with an estimate of it.
-
     Warn of an estimate that is worth little, unless the noise is ``tuned`` afterwards.
     """
-    fitted = rows.likelihood
+    fitted, given = rows.likelihood, source.likelihood
     if not isinstance(fitted, Regression) or not isinstance(given, Regression) or given.sigma_noise is not None:
-        return fitted
+        return rows
     rms = torch.tensor(fitted.sigma_noise, dtype=torch.float64, device="cpu").reshape(-1)
     spread = rms.new_tensor([rows.output_std]) if rows.output_stds is None else rows.output_stds.cpu()
     # each of several outputs is measured in units of its residuals, which then have a root mean square of one
     scale = torch.maximum(rms, 1e-6 * spread) if len(rms) > 1 else torch.ones_like(rms)
-    left = share_left(*_whitened(rows, fitted, scale), float((rms / scale).square().mean().sqrt()))
-    noise = torch.minimum(rms / left, torch.maximum(rms, spread))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UntrainedWarning)  # which there was when the data were opened first
+        left = share_left(*_whitened(rows, fitted, scale), float((rms / scale).square().mean().sqrt()))
+        noise = torch.minimum(rms / left, torch.maximum(rms, spread))
+        noisy = replace(fitted, sigma_noise=tuple(noise.tolist()))
+        estimated = replace(source, likelihood=noisy).rows(rows.examples)
     if left < _LITTLE and not tuned:
         _warn(rows.examples.n_all, float((rms / noise).max()), float(noise.max()))
-    return replace(fitted, sigma_noise=tuple(noise.tolist()))
+    return estimated
 
 
 def _warn(n_data: int, ratio: float, noise: float) -> None:

@@ -94,7 +94,7 @@ class Iterative(Projector):
         target = residual_targets(self, rows, noise, before)
         if rows.reference is not rows:
             target = _MARGIN * target
-        loop = _Loop.begin(self._start(state, noise), noise, before, target, rows.n_parts)
+        loop = _Loop.begin(self._start(state, noise), noise, before, target, rows.row_group.size)
         most = self.max_sweeps
         if store is not None and not loop.load(store.load(loop.tensors())):
             loop.carry = self._start(state, loop.carry[0])

@@ -30,10 +30,10 @@ from nullbayes.linalg.held import HeldBlock, HeldRows
 from nullbayes.linalg.normal import normal_matrix
 from nullbayes.linalg.pieces import DensePiece, OuterPiece, Piece
 from nullbayes.linalg.rows import Rows
-from nullbayes.linalg.spectral import CholeskyFactor, NormalFactor, factor_normal, factor_shifted
+from nullbayes.linalg.spectral import NormalFactor, factor_normal, factor_shifted
 from nullbayes.projectors.iteration import Carry, Iterative, Step
 from nullbayes.projectors.stopping import check_least, check_tolerance
-from nullbayes.projectors.sweep import gram_precision
+from nullbayes.projectors.sweep import DualStep, gram_precision
 
 _SHIFT = 1.0  # δ over the tolerance: less saves a few sweeps, and removes more of what the rows hardly see
 _LEAST_SHIFT = 1e-3  # δ at least: a part of the rows tells no more of the directions that they hardly see
@@ -44,25 +44,17 @@ _SEED = 0x736B65
 
 
 @dataclass(frozen=True)
-class Combined:
-    """The preconditioner by combinations of the rows of each example."""
-
-    sketch: HeldBlock  # the combinations B
-    factor: CholeskyFactor
-
-    def remainder(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
-        """Multiply with δ M⁻¹, by Woodbury's identity."""
-        return vectors - self.sketch.rmv(self.factor.solve(self.sketch.mv(vectors)))
-
-
-@dataclass(frozen=True)
 class SketchState:
     """The rows, the factors that scale them to unit length, and the preconditioner."""
 
     rows: Rows
     scale: Tensor  # (R,)
-    part: Combined | NormalFactor
-    precision: torch.dtype
+    part: DualStep | NormalFactor  # of B, whose remainder is δ M⁻¹
+
+    @property
+    def precision(self) -> torch.dtype:
+        """In which the factor was computed."""
+        return self.part.precision
 
     def normal(self, vectors: Tensor) -> tuple[Tensor, Tensor]:  # (S, P) -> (S, R), (S, P)
         """Multiply with Ã, and the result with the transpose of Ã, in one pass over the rows."""
@@ -142,7 +134,7 @@ class Sketched(Iterative):
         return combinations(self.share, each) * (rows.n_rows // each) >= rows.n_columns
 
     def _prepare(self, rows: Rows) -> SketchState:
-        if rows.n_parts > 1:
+        if rows.row_group.size > 1:
             msg = "Sketched works in one process: use projector=nb.projectors.Krylov() for rows of several processes."
             raise SettingsError(msg)
         rows.check_whole("Sketched")
@@ -152,13 +144,13 @@ class Sketched(Iterative):
             taken = draw_examples(self.share, rows.n_rows // rows.rows_per_example).to(rows.device)
             shift *= float(taken.double().mean())
             part = factor_normal(lambda: normal_matrix(rows, scale, taken), rows.dtype, shift)
-            return SketchState(rows, scale, part, torch.float64)
+            return SketchState(rows, scale, part)
         count = combinations(self.share, rows.rows_per_example)
         sketch = combine(rows, count, scale)
         precision = gram_precision(rows.dtype, rows.device, sketch.n_rows)
         shift *= count / rows.rows_per_example
         factor = factor_shifted(lambda: sketch.gram(precision), rows.dtype, shift)
-        return SketchState(rows, scale, Combined(sketch, factor), precision)
+        return SketchState(rows, scale, DualStep(lambda: sketch, factor))
 
     def _start(self, state: SketchState, noise: Tensor) -> Carry:
         first = state.precondition(noise)
@@ -177,7 +169,7 @@ class Sketched(Iterative):
         """
         lengths = torch.where(state.scale > 0, state.scale.reciprocal(), 0.0)
         found = torch.stack([(changes * lengths).double().square().sum() for changes in carry[2]]).sqrt()
-        if isinstance(state.part, Combined):
+        if isinstance(state.part, DualStep):
             return found
         return torch.where(carry[2].abs().amax(1) > _MOST_CHANGED * self.rtol, float("inf"), found)
 

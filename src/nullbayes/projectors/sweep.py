@@ -50,25 +50,12 @@ class DualStep:
         block = self.block()
         return block.rmv(self.factor.solve(block.mv(vectors)))
 
-
-@dataclass(frozen=True)
-class PrimalStep:
-    """The step of all rows, when they are more than the columns, by the factor of their normal matrix."""
-
-    factor: NormalFactor
-    precision: torch.dtype = torch.float64
-
-    @property
-    def leak(self) -> float:
-        """Relative error of solving with the factor inside the null space."""
-        return self.factor.leak
-
-    def correction(self, vectors: Tensor) -> Tensor:
-        """Return the same by Woodbury's identity, without reading the rows."""
-        return self.factor.correction(vectors)
+    def remainder(self, vectors: Tensor) -> Tensor:
+        """Return what the step leaves."""
+        return vectors - self.correction(vectors)
 
 
-Step = DualStep | PrimalStep
+Step = DualStep | NormalFactor  # the latter is the step of all rows, where they are more than the columns
 
 
 def dual_step(
@@ -91,10 +78,10 @@ def dual_step(
     return step
 
 
-def primal_step(rows: Rows, *, shift: float, rtol: float = 0.0) -> PrimalStep:
+def primal_step(rows: Rows, *, shift: float, rtol: float = 0.0) -> NormalFactor:
     """Sum and factor the normal matrix of all rows, each scaled to unit length unless it is spared."""
     scale = rows.unit_scale(rtol)
-    return PrimalStep(factor_normal(lambda: normal_matrix(rows, scale), rows.dtype, shift))
+    return factor_normal(lambda: normal_matrix(rows, scale), rows.dtype, shift)
 
 
 def gram_precision(rows_dtype: torch.dtype, device: torch.device, size: int) -> torch.dtype:
@@ -167,7 +154,7 @@ class SweepState:
     @property
     def is_joint(self) -> bool:
         """Whether one step is that of all rows, also of those that other processes have."""
-        return len(self.steps) == 1 and (self.rows.n_parts == 1 or isinstance(self.steps[0], PrimalStep))
+        return len(self.steps) == 1 and (self.rows.row_group.size == 1 or isinstance(self.steps[0], NormalFactor))
 
     def sequential_sweep(self, vectors: Tensor, *, backwards: bool = False) -> Tensor:  # (S, P) -> (S, P)
         """Return what all steps remove, each from what those before have left; backwards, the transposed map.
@@ -179,7 +166,7 @@ class SweepState:
         total = torch.zeros_like(vectors)
         for step in reversed(steps) if backwards else steps:
             total += step.correction(vectors - total)
-        return total if self.is_joint or self.rows.n_parts == 1 else self.rows.total(total) / self.rows.n_parts
+        return total if self.is_joint else self.rows.total(total) / self.rows.row_group.size
 
     def parallel_sweep(self, vectors: Tensor) -> Tensor:  # (S, P) -> (S, P)
         """Return the sum of what each step removes from the same vectors.
