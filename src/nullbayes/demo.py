@@ -241,7 +241,8 @@ def _draw_scores(axis: Any, line: Line) -> None:
         share = torch.full_like(scores, 1.0 / len(scores)).numpy()
         axis.hist(scores.numpy(), bins, weights=share, color=color, alpha=0.7, label=label)
     limit = both[torch.cat(line.p_values) <= ALPHA].min()
-    axis.axvline(float(limit), color=_GREY, ls="--", lw=1, label=f"flagged from here on (false alarms: {ALPHA:.0%})")
+    label = f"flagged from here on (false alarms: {ALPHA:.0%})"
+    axis.axvline(float(limit), ymax=0.78, color=_GREY, ls="--", lw=1, label=label)  # below the legend
     axis.set_title(f"Flagged: {line.flagged:.0%} of the unseen digits, {line.false_alarms:.1%} of the known")
     axis.set(xlabel="calibrated score (projected posterior)", ylabel="share of the images")
     axis.legend(frameon=False)

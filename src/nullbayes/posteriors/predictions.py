@@ -80,7 +80,8 @@ def predict_outputs(
 ) -> Prediction:
     """Predict with a dimension for the outputs, (N, 1), also where the model returns one number per input."""
     self._network.check_unchanged()
-    options = {"link": link_approx, "batch_fn": self._batch_fn, "mask": mask, "pred_type": pred_type or self._pred_type}
+    pred_type = self._pred_type if pred_type is None else pred_type
+    options = {"pred_type": pred_type, "link": link_approx, "batch_fn": self._batch_fn, "mask": mask}
     root, network = self.prior_precision**0.5, self._network
     with network.group.together():
         return predictive.predict(network, self._likelihood, x, self._first(n_samples), root=root, **options)
