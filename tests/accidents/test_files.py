@@ -102,7 +102,7 @@ def test_metadata_that_were_added_are_refused(saved: Path) -> None:
 
 def test_a_file_of_an_earlier_format_is_refused_by_its_version(saved: Path) -> None:
     save_file({}, saved, metadata={"nullbayes": '{"format_version": 5, "sha256": "0"}'})
-    with pytest.raises(FileError, match="has format version 5; this nullbayes reads 7: fit and save again"):
+    with pytest.raises(FileError, match="has format version 5; this nullbayes reads 8: fit and save again"):
         io.read(saved)
 
 
@@ -134,7 +134,7 @@ def test_a_file_of_another_kind_is_refused(metadata: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize("version", [io.FORMAT_VERSION + 1, 99, "1", None, True, 2.0, [], 10**4000])
 def test_a_newer_format_asks_for_an_upgrade(version: Any, saved: Path) -> None:
     rewritten(saved, lambda tensors, header: header.update(format_version=version))
-    with pytest.raises(FileError, match=r"has format version .*; this nullbayes reads 7: upgrade nullbayes"):
+    with pytest.raises(FileError, match=r"has format version .*; this nullbayes reads 8: upgrade nullbayes"):
         nb.load(saved, MLP.build())
 
 

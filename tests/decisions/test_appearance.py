@@ -87,6 +87,31 @@ def test_rounding_errors_of_normalized_inputs_are_nothing() -> None:
     assert float(unlike(usual_looks(known), other).max()) < 6.0
 
 
+def test_masks_of_zeros_and_ones_look_like_nothing() -> None:
+    def inputs(n: int, shortest: int, longest: int) -> dict[str, Tensor]:
+        lengths = torch.arange(n) % (longest + 1 - shortest) + shortest
+        return {"mask": (torch.arange(20) < lengths[:, None]).float(), "x": randn(n, 20, 3, generator=seeded(n))}
+
+    known, whole = looks(inputs(100, 4, 12)), looks(inputs(30, 20, 20))
+    assert known is not None
+    assert whole is not None
+    usual = usual_looks(known)
+    assert bool(torch.isfinite(usual).all())
+    assert float(unlike(usual, whole).max()) < 6.0
+    whole[:, 3:] += 1.0  # the numbers of the other tensor still count
+    assert float(unlike(usual, whole).min()) > 6.0
+
+
+def test_other_numbers_in_place_of_zeros_and_ones_are_strange() -> None:
+    edges = (rand(100, 6, 6, generator=seeded(0)) < 0.3).float()
+    known, same, other = looks(edges[:60]), looks(edges[60:]), looks(3.0 * edges[60:])
+    assert known is not None
+    assert same is not None
+    assert other is not None
+    assert float(unlike(usual_looks(known), same).max()) <= 1.0
+    assert float(unlike(usual_looks(known), other).min()) > 100.0
+
+
 def test_rows_of_a_table_and_tokens_are_not_looked_at() -> None:
     x, model = randn(60, 9, generator=seeded(0)), nn.Linear(9, 2)
     posterior = nb.LossProjectedPosterior(model).fit(x, (x[:, 0] > 0).long(), n_samples=4, progress=False)

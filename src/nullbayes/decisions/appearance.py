@@ -17,6 +17,7 @@ from nullbayes.jacobian.batches import named_leaves
 
 _BYTES = (torch.uint8, torch.int8)  # of images
 _SMALLEST = 1e-30  # of a spread, before its logarithm is taken
+_BINARY = 1e-5  # by which rounding may change the variance of zeros and ones
 _ROUNDING = 1e-2  # of the spread of an input, or of a logarithm: differences that are nothing
 
 
@@ -40,15 +41,32 @@ def _looks(leaf: Tensor) -> Iterator[Tensor]:  # (n,) each
 
 
 def usual_looks(known: Tensor) -> Tensor:  # (n, 3 k) -> (2, 3 k)
-    """Return the mean and the standard deviation of what training inputs look like."""
+    """Return the mean and the standard deviation of what training inputs look like.
+
+    Of tensors of zeros and ones alone, such as masks, the standard deviations are so large that nothing exceeds them: a
+    mask that covers nothing is nothing strange, though no training input had one.
+    """
     mean, spread = known.mean(0), known.std(0, unbiased=False)
     least = torch.full_like(spread, _ROUNDING)
     least[::3] *= mean[1::3].exp()  # inputs that were each normalized have means that are rounding errors
-    return torch.stack([mean, spread.maximum(least).clamp_min(_SMALLEST)])
+    spread = spread.maximum(least).clamp_min(_SMALLEST)
+    binary = (_off_binary(known) <= 1.0).all(0) & (known[:, 1::3].exp() > _BINARY).any(0)
+    spread[binary.repeat_interleave(3)] = torch.finfo(spread.dtype).max
+    return torch.stack([mean, spread])
+
+
+def _off_binary(found: Tensor) -> Tensor:  # (n, 3 k) -> (n, k)
+    """Return how far tensors are from zeros and ones, whose variance is the mean times one minus the mean."""
+    middle, variance = found[:, ::3], (2.0 * found[:, 1::3]).exp()
+    return (variance - middle * (1.0 - middle)).abs() / _BINARY
 
 
 def unlike(usual: Tensor, found: Tensor) -> Tensor:  # (2, 3 k), (n, 3 k) -> (n,)
-    """Return by how many standard deviations the most unusual of these numbers differs from training inputs."""
+    """Return by how many standard deviations the most unusual of these numbers differs from training inputs.
+
+    Other numbers where training inputs had zeros and ones alone are many standard deviations away.
+    """
     mean, spread = usual.to(found.device)
-    most: Tensor = ((found - mean) / spread).abs().amax(1)
+    binary = spread[::3] == torch.finfo(spread.dtype).max
+    most: Tensor = torch.cat([((found - mean) / spread).abs(), _off_binary(found)[:, binary]], 1).amax(1)
     return most
