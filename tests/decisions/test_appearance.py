@@ -45,6 +45,11 @@ def test_absurd_pictures_are_flagged_and_new_ones_are_not(posterior: Any) -> Non
         assert posterior.is_ood(strange).double().mean() == 1.0
 
 
+def test_inputs_of_another_type_are_refused_with_what_to_do(posterior: Any) -> None:
+    with pytest.raises(nb.errors.DataError, match="whole numbers in place of floating-point ones: convert them"):
+        posterior._familiar.unlike((255 * pictures(4, 0)[0]).long())
+
+
 def test_a_file_keeps_what_training_inputs_look_like(posterior: Any, tmp_path: Any) -> None:
     posterior.calibrate(*pictures(300, 2)).save(tmp_path / "a.safetensors")
     loaded, x = nb.load(tmp_path / "a.safetensors", posterior._network.module), pictures(20, 4)[0]
