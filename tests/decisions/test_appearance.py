@@ -45,6 +45,11 @@ def test_absurd_pictures_are_flagged_and_new_ones_are_not(posterior: Any) -> Non
         assert posterior.is_ood(strange).double().mean() == 1.0
 
 
+def test_inputs_of_another_type_are_refused_with_what_to_do(posterior: Any) -> None:
+    with pytest.raises(nb.errors.DataError, match="whole numbers in place of floating-point ones: convert them"):
+        posterior._familiar.unlike((255 * pictures(4, 0)[0]).long())
+
+
 def test_a_file_keeps_what_training_inputs_look_like(posterior: Any, tmp_path: Any) -> None:
     posterior.calibrate(*pictures(300, 2)).save(tmp_path / "a.safetensors")
     loaded, x = nb.load(tmp_path / "a.safetensors", posterior._network.module), pictures(20, 4)[0]
@@ -110,6 +115,39 @@ def test_other_numbers_in_place_of_zeros_and_ones_are_strange() -> None:
     assert other is not None
     assert float(unlike(usual_looks(known), same).max()) <= 1.0
     assert float(unlike(usual_looks(known), other).min()) > 100.0
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 0.3, 123.456])
+def test_constants_look_like_themselves_in_batches_of_any_size(value: float) -> None:
+    x = torch.full((64, 3, 50, 50), value)
+    known, alone, other = looks(x), looks(x[:1]), looks(x[:1] + 1.0)
+    assert known is not None
+    assert alone is not None
+    assert other is not None
+    for rounding in (0.0, 1e-7):  # as another device may leave of the mean and of the spread
+        alone[:, 0] += rounding * value
+        alone[:, 1] = alone[:, 1].maximum(torch.tensor(max(rounding * value, 1e-30)).log())
+        assert float(unlike(usual_looks(known), alone).max()) <= 1.0
+    assert float(unlike(usual_looks(known), other).min()) > 100.0
+
+
+def test_faint_signals_are_no_masks() -> None:
+    x = 2e-3 * randn(60, 1, 400, generator=seeded(0))
+    x -= x.mean(2, keepdim=True)
+    known, black = looks(x), looks(0 * x)
+    assert known is not None
+    assert black is not None
+    assert float(unlike(usual_looks(known), black).min()) > 100.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks_that_are_added_to_logits_have_finite_looks(dtype: torch.dtype) -> None:
+    lengths = torch.arange(60) % 5 + 2
+    mask = torch.zeros(60, 8, dtype=dtype).masked_fill(torch.arange(8) >= lengths[:, None], torch.finfo(dtype).min)
+    known = looks(mask)
+    assert known is not None
+    assert bool(torch.isfinite(known).all())
+    assert float(unlike(usual_looks(known), known).max()) < 6.0
 
 
 def test_rows_of_a_table_and_tokens_are_not_looked_at() -> None:

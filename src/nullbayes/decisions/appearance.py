@@ -19,6 +19,8 @@ _BYTES = (torch.uint8, torch.int8)  # of images
 _SMALLEST = 1e-30  # of a spread, before its logarithm is taken
 _BINARY = 1e-5  # by which rounding may change the variance of zeros and ones
 _ROUNDING = 1e-2  # of the spread of an input, or of a logarithm: differences that are nothing
+_OF_SIZE = 1e-6  # of the mean of all inputs: what rounding leaves of the spread of a constant
+_HUGE = 1e15  # larger numbers, such as in masks that are added to logits, have no squares in single precision
 
 
 def looks(x: Any) -> Tensor | None:  # (n, 3 k) float64
@@ -33,6 +35,7 @@ def _counts(leaf: Tensor) -> bool:
 
 def _looks(leaf: Tensor) -> Iterator[Tensor]:  # (n,) each
     values = leaf if leaf.dtype == torch.float64 else leaf.float()
+    values = values.double() if bool((values.abs() > _HUGE).any()) else values
     yield values.flatten(1).mean(1).double()
     yield values.flatten(1).std(1, correction=0).double().clamp_min(_SMALLEST).log()
     axis = max((i for i in range(1, leaf.ndim) if leaf.shape[i] > 1), default=None)
@@ -46,13 +49,25 @@ def usual_looks(known: Tensor) -> Tensor:  # (n, 3 k) -> (2, 3 k)
     Of tensors of zeros and ones alone, such as masks, the standard deviations are so large that nothing exceeds them: a
     mask that covers nothing is nothing strange, though no training input had one.
     """
+    known = _above_rounding(known, known[:, ::3].mean(0))
     mean, spread = known.mean(0), known.std(0, unbiased=False)
     least = torch.full_like(spread, _ROUNDING)
     least[::3] *= mean[1::3].exp()  # inputs that were each normalized have means that are rounding errors
+    least[::3] += _OF_SIZE * mean[::3].abs()
     spread = spread.maximum(least).clamp_min(_SMALLEST)
-    binary = (_off_binary(known) <= 1.0).all(0) & (known[:, 1::3].exp() > _BINARY).any(0)
+    seen = ((2.0 * known[:, 1::3]).exp() > 10.0 * _BINARY).any(0)  # faint signals have no variance to tell this by
+    binary = (_off_binary(known) <= 1.0).all(0) & seen
     spread[binary.repeat_interleave(3)] = torch.finfo(spread.dtype).max
     return torch.stack([mean, spread])
+
+
+def _above_rounding(found: Tensor, middle: Tensor) -> Tensor:  # (n, 3 k), (k,) -> (n, 3 k)
+    """Return the numbers with spreads and roughness of at least what rounding may leave of them in another batch.
+
+    Otherwise constants would be unlike themselves: the spread of each is zero, or its last digit.
+    """
+    least = (_OF_SIZE * middle.abs()).clamp_min(_SMALLEST).log()
+    return found.maximum(torch.stack([torch.full_like(least, -torch.inf), least, least], 1).flatten())
 
 
 def _off_binary(found: Tensor) -> Tensor:  # (n, 3 k) -> (n, k)
@@ -67,6 +82,7 @@ def unlike(usual: Tensor, found: Tensor) -> Tensor:  # (2, 3 k), (n, 3 k) -> (n,
     Other numbers where training inputs had zeros and ones alone are many standard deviations away.
     """
     mean, spread = usual.to(found.device)
+    found = _above_rounding(found, mean[::3])
     binary = spread[::3] == torch.finfo(spread.dtype).max
     most: Tensor = torch.cat([((found - mean) / spread).abs(), _off_binary(found)[:, binary]], 1).amax(1)
     return most

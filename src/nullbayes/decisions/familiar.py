@@ -105,7 +105,10 @@ class Familiar:
         """Return how far inputs look unlike those of the training data, in standard deviations."""
         found = looks(x)
         if self.looks is None or found is None or found.shape[1:] != self.looks.shape[1:]:
-            msg = "The inputs hold other tensors than those that the network was trained on."
+            msg = (
+                "The inputs have other types than in training, such as whole numbers in place of floating-point ones: "
+                "convert them to those types."
+            )
             raise DataError(msg)
         return unlike(self.looks, found)
 

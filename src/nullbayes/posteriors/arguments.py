@@ -28,7 +28,7 @@ def data_and_count(loader: Any, targets: Any, n_samples: Any, least: int = 0) ->
     """Return the data and the number of samples of ``fit(loader, n)``, ``fit(x, y)`` or ``fit(x, y, n)``."""
     pair = is_array(targets)
     if isinstance(targets, (list, tuple)):
-        words = isinstance(targets, (list, tuple)) and any(isinstance(target, str) for target in targets)
+        words = any(isinstance(target, str) for target in targets)
         how = f"pass the numbers of the classes. {NUMBERED}" if words else "torch.as_tensor makes one of it."
         msg = f"Targets must be a tensor or an array, not a {type(targets).__name__}{' of words' * words}: {how}"
         raise DataError(msg)
